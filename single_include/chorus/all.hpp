@@ -16478,10 +16478,16 @@ P by_lane(T (*function)(T), const P& x) {
   return Eigen::internal::pload<P>(v);
 }
 
-/// exp in float, to about 1 ulp; 0 below -87, infinity above 88.73. Cephes' polynomial. Adding a large number puts the
-/// integer part into the lowest bits, which become the exponent.
+/// exp(x) = 2^m (1 + r + r² rest), with half of the power of two, which is in range for all m.
 template <class P>
-P exp_float(const P& x_in) {
+struct ExpParts {
+  P half_power, r, rest;
+};
+
+/// In float, to about 1 ulp; exp is 0 below -87, infinity above 88.73. Cephes' polynomial. Adding a large number puts
+/// the integer part into the lowest bits, which become the exponent.
+template <class P>
+ExpParts<P> exp_parts(float, const P& x_in) {
   using namespace Eigen::internal;
   const auto c = [](float value) { return pset1<P>(value); };
   const P x = pmax(pmin(x_in, c(88.75f)), c(-87.4f));
@@ -16495,15 +16501,13 @@ P exp_float(const P& x_in) {
   y = pmadd(y, r, c(4.1665795894e-2f));
   y = pmadd(y, r, c(1.6666665459e-1f));
   y = pmadd(y, r, c(5.0000001201e-1f));
-  y = pmadd(y, pmul(r, r), padd(r, c(1.0f)));
   using Integers = typename unpacket_traits<P>::integer_packet;
-  const P half_power = preinterpret<P>(plogical_shift_left<23>(preinterpret<Integers>(shifted)));
-  return pmul(padd(y, y), half_power);
+  return {preinterpret<P>(plogical_shift_left<23>(preinterpret<Integers>(shifted))), r, y};
 }
 
-/// exp in double, to 1 ulp, in the same way; 0 below -708, infinity above 709.8. exp(r) is the sum of its series.
+/// In double, to 1 ulp, in the same way; exp is 0 below -708, infinity above 709.8. exp(r) is the sum of its series.
 template <HasExponents P>
-P exp_double(const P& x_in) {
+ExpParts<P> exp_parts(double, const P& x_in) {
   using namespace Eigen::internal;
   const auto c = [](double value) { return pset1<P>(value); };
   const P x = pmax(pmin(x_in, c(709.8)), c(-708.4));
@@ -16513,8 +16517,38 @@ P exp_double(const P& x_in) {
   const P r = pmadd(m, c(-1.42860682030941723212e-6), pmadd(m, c(-6.93145751953125e-1), x));
   const P y = polynomial(r, {1.0 / 2, 1.0 / 6, 1.0 / 24, 1.0 / 120, 1.0 / 720, 1.0 / 5040, 1.0 / 40320, 1.0 / 362880,
                              1.0 / 3628800, 1.0 / 39916800, 1.0 / 479001600, 1.0 / 6227020800});
-  const P power = padd(c(1), pmadd(y, pmul(r, r), r));
-  return pmul(padd(power, power), to_exponent(shifted));
+  return {to_exponent(shifted), r, y};
+}
+
+template <class T, class P>
+P exp_packet(const P& x) {
+  using namespace Eigen::internal;
+  const auto parts = exp_parts(T{}, x);
+  const P one = pset1<P>(1), r = parts.r, r2 = pmul(r, r);
+  // The second form rounds less.
+  const P y = std::is_same_v<T, float> ? pmadd(parts.rest, r2, padd(r, one)) : padd(one, pmadd(parts.rest, r2, r));
+  return pmul(padd(y, y), parts.half_power);
+}
+
+/// exp(x) - 1, to 2 ulp; zeros keep their sign.
+template <class T, class P>
+P expm1_packet(const P& x) {
+  using namespace Eigen::internal;
+  const auto parts = exp_parts(T{}, x);
+  const P less = pmadd(parts.rest, pmul(parts.r, parts.r), parts.r);
+  const P half = pmadd(parts.half_power, less, psub(parts.half_power, pset1<P>(T(0.5))));
+  return pselect(pcmp_eq(x, pzero(x)), x, padd(half, half));
+}
+
+/// tanh in double: t / (t + 2), where t = exp(2 |x|) - 1, with the sign of x; 1 from 20 on.
+template <HasExponents P>
+P tanh_double(const P& x) {
+  using namespace Eigen::internal;
+  const auto c = [](double value) { return pset1<P>(value); };
+  const P a = pmin(pabs(x), c(20));
+  const P t = expm1_packet<double>(padd(a, a));
+  const P y = pdiv(t, padd(t, c(2)));
+  return pselect(pcmp_lt(x, pzero(x)), pnegate(y), pselect(pcmp_eq(x, pzero(x)), x, y));
 }
 
 /// erf in float: a rational approximation, clamped to [-4, 4], whose error is below 3e-7 (the coefficients of Eigen's
@@ -16556,7 +16590,7 @@ P erf_double(const P& x) {
                       polynomial(x2, 1.0, 3.35617141647503099647e1, 5.21357949780152679795e2,
                                  4.59432382970980127987e3, 2.26290000613890934246e4, 4.92673942608635921086e4));
   const P a = pmin(pabs(x), c(6.0));
-  const P far = pdiv(pmul(exp_double(pnegate(pmul(a, a))),
+  const P far = pdiv(pmul(exp_packet<double>(pnegate(pmul(a, a))),
                           polynomial(a, 2.46196981473530512524e-10, 5.64189564831068821977e-1,
                                      7.46321056442269912687e0, 4.86371970985681366614e1, 1.96520832956077098242e2,
                                      5.26445194995477358631e2, 9.34528527171957607540e2, 1.02755188689515710272e3,
@@ -16603,6 +16637,9 @@ template <class T>
 inline constexpr bool vectorised = kernels::lanes<T> > 1;
 template <class T>
 inline constexpr bool vectorised_float = vectorised<T> && (std::is_same_v<T, float>);
+/// Whether the functions above exist for registers `P` of `T`.
+template <class T, class P>
+inline constexpr bool vectorised_math = vectorised_float<T> || (vectorised<T> && HasExponents<P>);
 
 template <class T>
 using Traits = Eigen::internal::packet_traits<T>;
@@ -16641,9 +16678,6 @@ P log_of_normal(double, const P& x) {
   const P y = pmadd(s, padd(half_square, rest), pmul(split.exponent, c(1.90821492927058770002e-10)));
   return pmadd(split.exponent, c(6.93147180369123816490e-1), psub(f, psub(half_square, y)));
 }
-
-template <class T, class P>
-concept HasLog = vectorised_float<T> || (vectorised<T> && HasExponents<P>);
 
 /// log. Registers in which a number is not positive and normal are rare, so they alone are looked through.
 template <class T, class P>
@@ -16696,25 +16730,25 @@ CHORUS_PACKET_OPERATION(Select, (const P& mask, const P& x, const P& y), return 
 CHORUS_PACKET_OPERATION(Negate, (const P& x), return pnegate(x);)
 CHORUS_PACKET_OPERATION(Abs, (const P& x), return pabs(x);)
 CHORUS_PACKET_OPERATION(Sqrt, (const P& x), return packets::sqrt(x);)
-CHORUS_PACKET_OPERATION(Exp, (const P& x), if constexpr (vectorised_float<T>) return exp_float(x);
-                        else if constexpr (vectorised<T> && HasExponents<P>) return exp_double(x);
+CHORUS_PACKET_OPERATION(Exp, (const P& x), if constexpr (vectorised_math<T, P>) return exp_packet<T>(x);
                         else return pselect(pcmp_lt(x, kernels::splat(T(-708.4))), kernels::splat(T(0)), pexp(x));)
 CHORUS_PACKET_OPERATION(Erf, (const P& x), if constexpr (vectorised_float<T>) return erf_float(x);
                         else if constexpr (vectorised<T> && HasExponents<P>) return erf_double(x);
                         else return by_lane<T>(std::erf, x);)
-CHORUS_PACKET_OPERATION(Log, (const P& x), if constexpr (HasLog<T, P>) return log_packet<T>(x);
+CHORUS_PACKET_OPERATION(Log, (const P& x), if constexpr (vectorised_math<T, P>) return log_packet<T>(x);
                         else return by_lane<T>(std::log, x);)
-CHORUS_PACKET_OPERATION(Log1p, (const P& x), if constexpr (HasLog<T, P>) return log1p_packet<T>(x);
+CHORUS_PACKET_OPERATION(Log1p, (const P& x), if constexpr (vectorised_math<T, P>) return log1p_packet<T>(x);
                         else return by_lane<T>(std::log1p, x);)
 CHORUS_PACKET_OPERATION(Log1pOfUnit, (const P& x), if constexpr (vectorised_float<T>) return log1p_of_unit(x);
                         else return Log1p::of<T>(x);)
-CHORUS_PACKET_OPERATION(Expm1, (const P& x), if constexpr (vectorised<T> && Traits<T>::HasExpm1) return pexpm1(x);
+CHORUS_PACKET_OPERATION(Expm1, (const P& x), if constexpr (vectorised_math<T, P>) return expm1_packet<T>(x);
                         else return by_lane<T>(std::expm1, x);)
 CHORUS_PACKET_OPERATION(Sin, (const P& x), if constexpr (vectorised<T> && Traits<T>::HasSin) return psin(x);
                         else return by_lane<T>(std::sin, x);)
 CHORUS_PACKET_OPERATION(Cos, (const P& x), if constexpr (vectorised<T> && Traits<T>::HasCos) return pcos(x);
                         else return by_lane<T>(std::cos, x);)
 CHORUS_PACKET_OPERATION(Tanh, (const P& x), if constexpr (vectorised<T> && Traits<T>::HasTanh) return ptanh(x);
+                        else if constexpr (vectorised_math<T, P>) return tanh_double(x);
                         else return by_lane<T>(std::tanh, x);)
 #undef CHORUS_PACKET_OPERATION
 
@@ -17098,6 +17132,7 @@ void pointwise_backward(Cpu device, const F& f, std::span<const Index> shape, co
   if (count == 0) return;
   if (all_dense) return pointwise_backward(device, f, count, in, dy, dx, add);
 
+  constexpr bool linear = requires { requires F::linear; };
   const detail::UnsummedAxis<T, N> axis(shape, dx, dx_strides);
   const auto go_back = [&](Index begin, Index end) {
     alignas(64) T buffers[N][detail::block_elements], dx_buffers[N][detail::block_elements];
@@ -17112,7 +17147,8 @@ void pointwise_backward(Cpu device, const F& f, std::span<const Index> shape, co
       std::array<T*, N> dx_pointers;
       std::array<bool, N> add_now;
       for (std::size_t k = 0; k < N; ++k) {
-        pointers[k] = detail::neighbours(from[k], n, in[k], buffers[k]);
+        // A linear functor's gradient reads no input.
+        pointers[k] = linear ? dy + start : detail::neighbours(from[k], n, in[k], buffers[k]);
         const auto direct = dx[k] == nullptr ? std::nullopt : to[k].neighbours(n);
         dx_pointers[k] = dx[k] == nullptr ? nullptr : direct ? dx[k] + *direct : dx_buffers[k];
         add_now[k] = direct && add[k];
@@ -19585,6 +19621,338 @@ auto meshgrid(const Xs&... xs) {
 }  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_OPS_LISTS_HPP
 
+// <chorus/ops/lstm_steps.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_LSTM_STEPS_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_LSTM_STEPS_HPP
+/// The steps of an LSTM as one recorded operation, on CPUs: see <chorus/ops/recurrent.hpp>.
+
+// <chorus/kernels/lstm.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_LSTM_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_LSTM_HPP
+/// The steps of an LSTM, without the product of its input. Not in chorus.hpp.
+
+namespace chorus::kernels {
+
+/// States lie in rows of time + 1 steps, the initial one before the first step that is taken: at 0, or at `time` for
+/// a sequence that is read backwards.
+struct LstmSteps {
+  Index time, batch, hidden;
+  bool reverse = false;
+  /// [time, batch]: the states of a sample pass through steps that are not real; null if all are.
+  const bool* real = nullptr;
+
+  Index step(Index number) const { return reverse ? time - 1 - number : number; }
+  Index row_before(Index t) const { return reverse ? t + 1 : t; }
+  Index row_of(Index t) const { return reverse ? t : t + 1; }
+};
+
+/// gates: [time, batch, 4 hidden], the input's contribution, becomes the gates' values; weight: [4 hidden, hidden];
+/// states, cells: [time + 1, batch, hidden], which hold the initial ones. `recorded`: for the backward pass, in which a
+/// sample's bits don't depend on the batch.
+template <std::floating_point T>
+void lstm_forward(Cpu device, const LstmSteps& s, const T* weight, T* gates, T* states, T* cells, bool recorded);
+
+/// dstates: [time + 1, batch, hidden], the gradient of all states; dh, dc: [batch, hidden], that of the last cells in
+/// `dc`; they become those of the initial states. dgates: [time, batch, 4 hidden], the gradient of the input's
+/// contribution. dweight may be null.
+template <std::floating_point T>
+void lstm_backward(Cpu device, const LstmSteps& s, const T* weight, const T* gates, const T* states, const T* cells,
+                   const T* dstates, T* dh, T* dc, T* dgates, T* dweight, bool accumulate_weight);
+
+}  // namespace chorus::kernels
+
+#if !CHORUS_COMPILED
+// <chorus/kernels/cpu/lstm.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_LSTM_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_CPU_LSTM_HPP
+/// The steps of an LSTM on the CPU: in each, a product with the packed weight and one pass over the gates.
+
+// <chorus/kernels/cpu/packed_matrix.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_PACKED_MATRIX_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_CPU_PACKED_MATRIX_HPP
+/// A matrix that is packed once for many products, as a recurrent layer's weight is multiplied in each step.
+
+namespace chorus::kernels::detail {
+
+/// op(b): [k, n], row-major with row stride `ldb` before op.
+template <class T>
+class PackedMatrix {
+ public:
+  PackedMatrix(Cpu device, Trans tb, Index k, Index n, const T* b, Index ldb)
+      : depth_(k), columns_(round_up(n, width)), panels_(device, depth_ * columns_) {
+    for_panels([&](Index j) {
+      for_pieces(k, gemm_depth, [&](Index p, Index depth) {
+        const Index columns = std::min(width, n - j);
+        T* const to = panels_.data() + j * k + p * width;
+        if (tb == Trans::no)
+          pack_rows(depth, columns, b + p * ldb + j, ldb, to);
+        else
+          pack_columns(depth, columns, b + j * ldb + p, ldb, to);
+      });
+    });
+  }
+
+  /// The row stride of products: n, rounded up to whole panels.
+  Index pitch() const { return columns_; }
+
+  /// c = a op(b), or c += with `accumulate`; a: [m, k], c: [m, pitch()]. A row's bits don't depend on m.
+  void multiply(Index m, const T* a, Index a_row, T* c, bool accumulate = false) const {
+    for_panels(
+        [&](Index j) {
+          for_pieces(depth_, gemm_depth, [&](Index p, Index depth) {
+            multiply_packed(m, depth, Matrix<T, Index, Fixed<1>>{a + p, a_row, {}},
+                            panels_.data() + j * depth_ + p * width, c + j, columns_, accumulate || p > 0);
+          });
+        },
+        m);
+  }
+
+ private:
+  static constexpr Index width = tile_columns<T>;
+
+  // About 10 us per thread.
+  template <class F>
+  void for_panels(const F& f, Index rows = 8) const {
+    const Index least = std::max<Index>(1, 500'000 / std::max<Index>(1, rows * depth_ * width));
+    parallel_ranges(columns_ / width, 1, least, [&](Index first, Index count) {
+      for (Index panel = first; panel < first + count; ++panel) f(panel * width);
+    });
+  }
+
+  Index depth_, columns_;
+  Scratch<T> panels_;
+};
+
+}  // namespace chorus::kernels::detail
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_PACKED_MATRIX_HPP
+
+namespace chorus::kernels {
+
+namespace detail {
+
+template <class T>
+Packet<T> sigmoid_of(const Packet<T>& x) {
+  using namespace math::packets;
+  return Eigen::internal::pdiv(splat(T{1}), padd(splat(T{1}), Exp::of<T>(Eigen::internal::pnegate(x))));
+}
+
+/// y - y², the derivative of a sigmoid whose value is y.
+template <class T>
+Packet<T> sigmoid_slope(const Packet<T>& y) {
+  return pmul(y, psub(splat(T{1}), y));
+}
+/// 1 - y², the derivative of a tanh whose value is y.
+template <class T>
+Packet<T> tanh_slope(const Packet<T>& y) {
+  return psub(splat(T{1}), pmul(y, y));
+}
+
+/// Calls f(sample) on several threads, for work on the 4 * hidden gates of each sample.
+template <class F>
+void for_samples(const LstmSteps& s, const F& f) {
+  const Index least = std::max<Index>(1, thread_elements / (32 * s.hidden + 1));
+  parallel_ranges(s.batch, 1, least, [&](Index first, Index count) {
+    for (Index b = first; b < first + count; ++b) f(b);
+  });
+}
+
+/// The gates' values, the next cell and the next state of one sample; `product`: the weight times the state before.
+template <class T>
+void lstm_gates(Index hidden, const T* product, T* gates, const T* cell_before, T* cell, T* state) {
+  using math::packets::Tanh;
+  for_packets<T>(hidden, [=](Index j, auto count) {
+    const auto sum = [=](Index gate) {
+      return padd(load(gates + gate * hidden + j, count), load(product + gate * hidden + j, count));
+    };
+    const auto input = sigmoid_of<T>(sum(0)), forget = sigmoid_of<T>(sum(1)), output = sigmoid_of<T>(sum(3));
+    const auto candidate = Tanh::of<T>(sum(2));
+    const auto next = pmadd(input, candidate, pmul(forget, load(cell_before + j, count)));
+    store(gates + j, input, count);
+    store(gates + hidden + j, forget, count);
+    store(gates + 2 * hidden + j, candidate, count);
+    store(gates + 3 * hidden + j, output, count);
+    store(cell + j, next, count);
+    store(state + j, pmul(output, Tanh::of<T>(next)), count);
+  });
+}
+
+/// From the gradients dh of a sample's state and dc of its cell: those of the gates, and in dc of the cell before.
+template <class T>
+void lstm_gates_backward(Index hidden, const T* gates, const T* cell_before, const T* cell, const T* dh, T* dc,
+                         T* dgates) {
+  using math::packets::Tanh;
+  for_packets<T>(hidden, [=](Index j, auto count) {
+    const auto input = load(gates + j, count), forget = load(gates + hidden + j, count);
+    const auto candidate = load(gates + 2 * hidden + j, count), output = load(gates + 3 * hidden + j, count);
+    const auto out = Tanh::of<T>(load(cell + j, count)), by_state = load(dh + j, count);
+    const auto by_cell = pmadd(pmul(by_state, output), tanh_slope<T>(out), load(dc + j, count));
+    store(dgates + j, pmul(pmul(by_cell, candidate), sigmoid_slope<T>(input)), count);
+    store(dgates + hidden + j, pmul(pmul(by_cell, load(cell_before + j, count)), sigmoid_slope<T>(forget)), count);
+    store(dgates + 2 * hidden + j, pmul(pmul(by_cell, input), tanh_slope<T>(candidate)), count);
+    store(dgates + 3 * hidden + j, pmul(pmul(by_state, out), sigmoid_slope<T>(output)), count);
+    store(dc + j, pmul(by_cell, forget), count);
+  });
+}
+
+}  // namespace detail
+
+template <std::floating_point T>
+void lstm_forward(Cpu device, const LstmSteps& s, const T* weight, T* gates, T* states, T* cells, bool recorded) {
+  const Index h = s.hidden, row = s.batch * h;
+  const bool few = !recorded && s.batch <= few_rows;
+  std::optional<detail::PackedMatrix<T>> packed;
+  if (!few) packed.emplace(device, Trans::yes, h, 4 * h, weight, h);
+  const Index pitch = few ? 4 * h : packed->pitch();
+  const Scratch<T> products(device, s.batch * pitch);
+  T* const product = products.data();
+  for (Index number = 0; number < s.time; ++number) {
+    const Index t = s.step(number);
+    const T* const before = states + s.row_before(t) * row;
+    if (few)
+      linear_of_few_rows(device, s.batch, 4 * h, h, before, weight, product, static_cast<const T*>(nullptr));
+    else
+      packed->multiply(s.batch, before, h, product);
+    detail::for_samples(s, [&](Index b) {
+      const Index from = s.row_before(t) * row + b * h, to = s.row_of(t) * row + b * h;
+      if (s.real != nullptr && !s.real[t * s.batch + b]) {
+        std::copy_n(states + from, h, states + to);
+        std::copy_n(cells + from, h, cells + to);
+      } else {
+        detail::lstm_gates(h, product + b * pitch, gates + (t * s.batch + b) * 4 * h, cells + from, cells + to,
+                           states + to);
+      }
+    });
+  }
+}
+
+template <std::floating_point T>
+void lstm_backward(Cpu device, const LstmSteps& s, const T* weight, const T* gates, const T* states, const T* cells,
+                   const T* dstates, T* dh, T* dc, T* dgates, T* dweight, bool accumulate_weight) {
+  const Index h = s.hidden, row = s.batch * h;
+  const detail::PackedMatrix<T> packed(device, Trans::no, 4 * h, h, weight, h);
+  const Index pitch = packed.pitch();
+  const Scratch<T> sums(device, s.batch * pitch);
+  T* const carried = sums.data();  // the gradient of the state before the step that was taken last
+  std::fill_n(carried, s.batch * pitch, T{0});
+  for (Index number = s.time; number-- > 0;) {
+    const Index t = s.step(number);
+    detail::for_samples(s, [&](Index b) {
+      const Index before = s.row_before(t) * row + b * h, at = s.row_of(t) * row + b * h;
+      const Index place = (t * s.batch + b) * 4 * h;
+      T* const by_state = carried + b * pitch;
+      for_packets<T>(h, [=](Index j, auto count) {
+        store(by_state + j, padd(load(by_state + j, count), load(dstates + at + j, count)), count);
+      });
+      if (s.real != nullptr && !s.real[t * s.batch + b]) {
+        std::fill_n(dgates + place, 4 * h, T{0});
+      } else {
+        detail::lstm_gates_backward(h, gates + place, cells + before, cells + at, by_state, dc + b * h,
+                                    dgates + place);
+        if (s.real != nullptr) std::fill_n(by_state, h, T{0});
+      }
+    });
+    packed.multiply(s.batch, dgates + t * 4 * row, 4 * h, carried, /*accumulate=*/s.real != nullptr);
+  }
+  const T* const first = dstates + s.row_before(s.step(0)) * row;
+  for (Index b = 0; b < s.batch; ++b)
+    for (Index j = 0; j < h; ++j) dh[b * h + j] = carried[b * pitch + j] + first[b * h + j];
+  if (dweight != nullptr)
+    gemm(device, Trans::yes, Trans::no, 4 * h, h, s.time * s.batch, dgates, 4 * h, states + s.row_before(0) * row, h,
+         dweight, h, accumulate_weight);
+}
+
+}  // namespace chorus::kernels
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_LSTM_HPP
+
+#endif
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_LSTM_HPP
+
+namespace chorus {
+
+/// The outputs of all steps, [batch, time, hidden], and the last step's states, [batch, hidden].
+template <class Sequence, class State>
+struct LstmResult {
+  Sequence output;
+  State hidden, cell;
+  auto fields() { return std::tie(output, hidden, cell); }
+};
+namespace detail {
+
+/// Whether a kernel exists: on the CPU, in float and double, without gradients of gradients.
+template <Operand X, Operand... Rest>
+inline constexpr bool has_lstm_kernel =
+    std::same_as<typename tensor_of<X>::device_type, Cpu> && std::floating_point<typename tensor_of<X>::value_type> &&
+    of_one_type<X, Rest...> && !(is_graph_variable<X> || ... || is_graph_variable<Rest>);
+
+/// Observers follow single operations.
+template <Operand B>
+bool may_use_lstm_kernel(const B& bias_ih, const B& bias_hh) {
+  return operation_watch == nullptr && interceptor == nullptr &&
+         value_of(bias_ih).defined() == value_of(bias_hh).defined();
+}
+
+/// from_x: [time, batch, 4 hidden], the input's contribution, whose memory becomes that of the gates. -> [time + 2,
+/// batch, hidden]: the states with the initial one, then the last cells.
+template <class T>
+Variable<T, 3> lstm_steps(const Variable<T, 3>& from_x, const Variable<T, 2>& weight, const Variable<T, 2>& h0,
+                          const Variable<T, 2>& c0, bool reverse, const Tensor<bool, 3>& real) {
+  const auto gates = value_of(from_x);
+  const auto w = contiguous(value_of(weight));
+  const kernels::LstmSteps s{gates.size(0), gates.size(1), w.size(1), reverse, real.data()};
+  const Index first = s.row_before(s.step(0)), last = s.row_of(s.step(s.time - 1));
+  auto states = Tensor<T, 3>::empty({s.time + 2, s.batch, s.hidden});
+  auto cells = Tensor<T, 3>::empty({s.time + 1, s.batch, s.hidden});
+  states[first] = value_of(h0);
+  cells[first] = value_of(c0);
+  count_multiply_adds(s.time * s.batch * 4 * s.hidden * s.hidden);
+  const bool recorded = grad_enabled() && (node_of(from_x) || node_of(weight) || node_of(h0) || node_of(c0));
+  kernels::lstm_forward(Cpu{}, s, w.data(), gates.data(), states.data(), cells.data(), recorded);
+  states[s.time + 1] = cells[last];
+  return record(
+      "lstm", states,
+      [s, real, gates, cells, states = Saved(states), w = Saved(w)](const auto& dy, auto dx, auto dw, auto dh0,
+                                                                    auto dc0) {
+        auto dh = Tensor<T, 2>::empty({s.batch, s.hidden});
+        const auto dc = clone(dy[s.time + 1]);
+        const auto dgates = Tensor<T, 3>::empty(gates.shape());
+        T* dweight = nullptr;
+        bool accumulate = false;
+        if (dw) {
+          const auto target = dw->target();
+          dweight = target.data();
+          accumulate = target.accumulate;
+        }
+        kernels::lstm_backward(Cpu{}, s, w.read("lstm").data(), gates.data(), states.read("lstm").data(), cells.data(),
+                               dy.data(), dh.data(), dc.data(), dgates.data(), dweight, accumulate);
+        if (dx) dx->add(dgates);
+        if (dh0) dh0->add(dh);
+        if (dc0) dc0->add(dc);
+      },
+      from_x, weight, h0, c0);
+}
+
+/// x: [time, batch, features] -> output: [time, batch, hidden], with the states of samples that have ended after their
+/// end. `real`: see real_steps.
+template <Operand X, Operand W, Operand B, Operand H, Operand C>
+auto recorded_lstm(const X& x, const W& weight_ih, const W& weight_hh, const B& bias_ih, const B& bias_hh, const H& h0,
+                   const C& c0, bool reverse, const Tensor<bool, 3>& real) {
+  using Bias = RecordedLike<B, B>;
+  const auto bias = value_of(bias_ih).defined() ? bias_ih + bias_hh : Bias();
+  const auto packed = with_variables([&](const auto&... all) { return lstm_steps(all..., reverse, real); },
+                                     linear(x, weight_ih, bias), weight_hh, h0, c0);
+  const Index time = value_of(x).size(0);
+  const Shape<2> state{value_of(h0).shape()};
+  auto output = reverse ? slice(packed, 0, 0, time) : slice(packed, 0, 1, time + 1);
+  const auto row = [&](Index at) { return reshape(slice(packed, 0, at, at + 1), state); };
+  auto hidden = row(reverse ? 0 : time), cell = row(time + 1);
+  return LstmResult<decltype(output), decltype(hidden)>{std::move(output), std::move(hidden), std::move(cell)};
+}
+
+}  // namespace detail
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_OPS_LSTM_STEPS_HPP
+
 namespace chorus {
 
 namespace functors {
@@ -19643,13 +20011,6 @@ struct GruState {
 
 }  // namespace functors
 
-/// The outputs of all steps, [batch, time, hidden], and the last step's states, [batch, hidden].
-template <class Sequence, class State>
-struct LstmResult {
-  Sequence output;
-  State hidden, cell;
-  auto fields() { return std::tie(output, hidden, cell); }
-};
 /// The outputs of all steps, and the last state.
 template <class Sequence, class State>
 struct GruResult {
@@ -19660,8 +20021,10 @@ struct GruResult {
 
 namespace detail {
 
+/// Throws ShapeError unless x, whose axis `time` has the steps, and the weights fit.
 template <Operand X, Operand W>
-void check_recurrent(const char* operation, const X& x, const W& weight_ih, const W& weight_hh, Index gates) {
+void check_recurrent(const char* operation, const X& x, int time, const W& weight_ih, const W& weight_hh,
+                     Index gates) {
   static_assert(tensor_of<X>::rank == 3, "recurrent: expected an input [batch, time, features]");
   const auto& in = value_of(x).shape();
   const auto& ih = value_of(weight_ih).shape();
@@ -19669,7 +20032,8 @@ void check_recurrent(const char* operation, const X& x, const W& weight_ih, cons
   check<ShapeError>(ih[1] == in[2] && hh[0] == gates * hh[1] && ih[0] == hh[0], operation, ": an input of shape ", in,
                     " and weights of shapes ", ih, " and ", hh, " do not fit: expected [", gates,
                     " hidden, features] and [", gates, " hidden, hidden]");
-  check<ShapeError>(in[1] > 0, operation, ": an input of shape ", in, " has no time steps");
+  check<ShapeError>(in[static_cast<std::size_t>(time)] > 0, operation, ": an input of shape ", in,
+                    " has no time steps");
 }
 
 // The columns of one gate.
@@ -19678,15 +20042,16 @@ auto gate(const X& gates, Index number, Index hidden) {
   return slice(gates, -1, number * hidden, (number + 1) * hidden);
 }
 
+// [time, batch, features] -> [batch, features].
 template <Operand X>
 auto time_step(const X& sequence, Index t) {
   const auto& shape = value_of(sequence).shape();
-  return reshape(slice(sequence, 1, t, t + 1), Shape<2>{shape[0], shape[2]});
+  return reshape(slice(sequence, 0, t, t + 1), Shape<2>{shape[1], shape[2]});
 }
 
 template <Operand X, Operand W, Operand H>
 void check_state(const char* operation, const X& x, const W& weight_hh, const H& state) {
-  const Shape<2> expected{value_of(x).size(0), value_of(weight_hh).size(1)};
+  const Shape<2> expected{value_of(x).size(1), value_of(weight_hh).size(1)};
   check<ShapeError>(value_of(state).shape() == expected, operation, ": an initial state has shape ",
                     value_of(state).shape(), ", expected ", expected);
 }
@@ -19712,7 +20077,7 @@ State as_state(const H& h) {
 template <Operand X, class D>
 Tensor<bool, 3, D> real_steps(const char* operation, const X& x, const Tensor<std::int64_t, 1, D>& lengths) {
   if (!lengths.defined()) return {};
-  const Index batch = value_of(x).size(0), time = value_of(x).size(1);
+  const Index time = value_of(x).size(0), batch = value_of(x).size(1);
   check<ShapeError>(lengths.numel() == batch, operation, ": expected ", batch, " lengths, got ", lengths.numel());
   const auto near = contiguous(to_device(lengths, Cpu{}));
   auto steps = Tensor<bool, 3, Cpu>::empty({time, batch, 1});
@@ -19737,6 +20102,68 @@ State output_of(const Tensor<bool, 3, D>& real, Index t, const State& state) {
                         : state;
 }
 
+/// `lstm` for x: [time, batch, features], with the same outputs.
+template <Operand X, Operand W, Operand B, Operand H, Operand C>
+auto lstm_by_time(const X& x, const W& weight_ih, const W& weight_hh, const B& bias_ih, const B& bias_hh, const H& h0,
+                  const C& c0, bool reverse, const Tensor<std::int64_t, 1, typename tensor_of<X>::device_type>& lengths) {
+  check_recurrent("lstm", x, 0, weight_ih, weight_hh, 4);
+  check_state("lstm", x, weight_hh, h0);
+  check_state("lstm", x, weight_hh, c0);
+  const Index time = value_of(x).size(0), hidden = value_of(weight_hh).size(1);
+  const auto real = real_steps("lstm", x, lengths);
+  if constexpr (has_lstm_kernel<X, W, B, H, C>)
+    if (may_use_lstm_kernel(bias_ih, bias_hh)) {
+      auto made = recorded_lstm(x, weight_ih, weight_hh, bias_ih, bias_hh, h0, c0, reverse, real);
+      if (real.defined())
+        made.output = where(real, made.output, Tensor<typename tensor_of<X>::value_type, 0>::zeros({}));
+      return made;
+    }
+  const auto from_x = linear(x, weight_ih, bias_ih);
+  using State = decltype(pointwise("lstm", functors::LstmCell{}, time_step(from_x, 0),
+                                   linear(h0, weight_hh, bias_hh), c0, c0));
+  auto h = as_state<State>(h0), c = as_state<State>(c0);
+  std::vector<State> steps(static_cast<std::size_t>(time));
+  for (Index step = 0; step < time; ++step) {
+    const Index t = reverse ? time - 1 - step : step;
+    const auto gates = pointwise("lstm", functors::Add{}, time_step(from_x, t), linear(h, weight_hh, bias_hh));
+    const State cell = pointwise("lstm", functors::LstmCell{}, gate(gates, 0, hidden), gate(gates, 1, hidden),
+                                 gate(gates, 2, hidden), c);
+    const State state = pointwise("lstm", functors::LstmOutput{}, gate(gates, 3, hidden), cell);
+    c = state_after(real, t, cell, c);
+    h = state_after(real, t, state, h);
+    steps[static_cast<std::size_t>(t)] = output_of(real, t, state);
+  }
+  auto output = stack(0, steps);
+  return LstmResult<decltype(output), State>{std::move(output), h, c};
+}
+
+/// `gru` for x: [time, batch, features].
+template <Operand X, Operand W, Operand B, Operand H>
+auto gru_by_time(const X& x, const W& weight_ih, const W& weight_hh, const B& bias_ih, const B& bias_hh, const H& h0,
+                 bool reverse, const Tensor<std::int64_t, 1, typename tensor_of<X>::device_type>& lengths) {
+  check_recurrent("gru", x, 0, weight_ih, weight_hh, 3);
+  check_state("gru", x, weight_hh, h0);
+  const Index time = value_of(x).size(0), hidden = value_of(weight_hh).size(1);
+  const auto from_x = linear(x, weight_ih, bias_ih);
+  const auto real = real_steps("gru", x, lengths);
+  using State = decltype(pointwise("gru", functors::Add{}, time_step(from_x, 0), linear(h0, weight_hh, bias_hh)));
+  auto h = as_state<State>(h0);
+  std::vector<State> steps(static_cast<std::size_t>(time));
+  for (Index step = 0; step < time; ++step) {
+    const Index t = reverse ? time - 1 - step : step;
+    const auto gx = time_step(from_x, t);
+    const auto gh = linear(h, weight_hh, bias_hh);
+    const auto candidate = pointwise("gru", functors::GruCandidate{}, gate(gx, 0, hidden), gate(gh, 0, hidden),
+                                     gate(gx, 2, hidden), gate(gh, 2, hidden));
+    const State state =
+        pointwise("gru", functors::GruState{}, gate(gx, 1, hidden), gate(gh, 1, hidden), candidate, h);
+    h = state_after(real, t, state, h);
+    steps[static_cast<std::size_t>(t)] = output_of(real, t, state);
+  }
+  auto output = stack(0, steps);
+  return GruResult<decltype(output), State>{std::move(output), h};
+}
+
 }  // namespace detail
 
 /// x: [batch, time, features], weight_ih: [4 hidden, features], weight_hh: [4 hidden, hidden], biases: [4 hidden]. Gate
@@ -19748,30 +20175,10 @@ template <Operand X, Operand W, Operand B, Operand H, Operand C>
 auto lstm(const X& x, const W& weight_ih, const W& weight_hh, const B& bias_ih, const B& bias_hh, const H& h0,
           const C& c0, bool reverse = false,
           const Tensor<std::int64_t, 1, typename tensor_of<X>::device_type>& lengths = {}) {
-  detail::check_recurrent("lstm", x, weight_ih, weight_hh, 4);
-  detail::check_state("lstm", x, weight_hh, h0);
-  detail::check_state("lstm", x, weight_hh, c0);
-  const Index time = value_of(x).size(1), hidden = value_of(weight_hh).size(1);
-  const auto from_x = linear(x, weight_ih, bias_ih);
-  const auto real = detail::real_steps("lstm", x, lengths);
-  using State = decltype(detail::pointwise("lstm", functors::LstmCell{}, detail::time_step(from_x, 0),
-                                           linear(h0, weight_hh, bias_hh), c0, c0));
-  auto h = detail::as_state<State>(h0), c = detail::as_state<State>(c0);
-  std::vector<State> steps(static_cast<std::size_t>(time));
-  for (Index step = 0; step < time; ++step) {
-    const Index t = reverse ? time - 1 - step : step;
-    const auto gates =
-        detail::pointwise("lstm", functors::Add{}, detail::time_step(from_x, t), linear(h, weight_hh, bias_hh));
-    const State cell =
-        detail::pointwise("lstm", functors::LstmCell{}, detail::gate(gates, 0, hidden), detail::gate(gates, 1, hidden),
-                          detail::gate(gates, 2, hidden), c);
-    const State state = detail::pointwise("lstm", functors::LstmOutput{}, detail::gate(gates, 3, hidden), cell);
-    c = detail::state_after(real, t, cell, c);
-    h = detail::state_after(real, t, state, h);
-    steps[static_cast<std::size_t>(t)] = detail::output_of(real, t, state);
-  }
-  auto output = stack(1, steps);
-  return LstmResult<decltype(output), State>{std::move(output), h, c};
+  detail::check_recurrent("lstm", x, 1, weight_ih, weight_hh, 4);
+  auto made = detail::lstm_by_time(transpose(x, 0, 1), weight_ih, weight_hh, bias_ih, bias_hh, h0, c0, reverse, lengths);
+  made.output = transpose(made.output, 0, 1);
+  return made;
 }
 /// The same with initial states of zero.
 template <Operand X, Operand W, Operand B>
@@ -19787,29 +20194,10 @@ template <Operand X, Operand W, Operand B, Operand H>
 auto gru(const X& x, const W& weight_ih, const W& weight_hh, const B& bias_ih, const B& bias_hh, const H& h0,
          bool reverse = false,
          const Tensor<std::int64_t, 1, typename tensor_of<X>::device_type>& lengths = {}) {
-  detail::check_recurrent("gru", x, weight_ih, weight_hh, 3);
-  detail::check_state("gru", x, weight_hh, h0);
-  const Index time = value_of(x).size(1), hidden = value_of(weight_hh).size(1);
-  const auto from_x = linear(x, weight_ih, bias_ih);
-  const auto real = detail::real_steps("gru", x, lengths);
-  using State =
-      decltype(detail::pointwise("gru", functors::Add{}, detail::time_step(from_x, 0), linear(h0, weight_hh, bias_hh)));
-  auto h = detail::as_state<State>(h0);
-  std::vector<State> steps(static_cast<std::size_t>(time));
-  for (Index step = 0; step < time; ++step) {
-    const Index t = reverse ? time - 1 - step : step;
-    const auto gx = detail::time_step(from_x, t);
-    const auto gh = linear(h, weight_hh, bias_hh);
-    const auto candidate =
-        detail::pointwise("gru", functors::GruCandidate{}, detail::gate(gx, 0, hidden), detail::gate(gh, 0, hidden),
-                          detail::gate(gx, 2, hidden), detail::gate(gh, 2, hidden));
-    const State state = detail::pointwise("gru", functors::GruState{}, detail::gate(gx, 1, hidden),
-                                          detail::gate(gh, 1, hidden), candidate, h);
-    h = detail::state_after(real, t, state, h);
-    steps[static_cast<std::size_t>(t)] = detail::output_of(real, t, state);
-  }
-  auto output = stack(1, steps);
-  return GruResult<decltype(output), State>{std::move(output), h};
+  detail::check_recurrent("gru", x, 1, weight_ih, weight_hh, 3);
+  auto made = detail::gru_by_time(transpose(x, 0, 1), weight_ih, weight_hh, bias_ih, bias_hh, h0, reverse, lengths);
+  made.output = transpose(made.output, 0, 1);
+  return made;
 }
 /// The same with an initial state of zero.
 template <Operand X, Operand W, Operand B>
@@ -19893,7 +20281,7 @@ class Recurrent : public Module {
 
   Index directions() const { return options_.bidirectional ? 2 : 1; }
 
-  /// Calls `run(input, cell, number, reverse)`, which returns outputs [batch, time, hidden], for all layers and
+  /// Calls `run(input, cell, number, reverse)`, which returns outputs [time, batch, hidden], for all layers and
   /// directions. Returns the last layer's outputs.
   template <class X, class Run>
   auto through_layers(const X& x, const Run& run) const {
@@ -19903,10 +20291,14 @@ class Recurrent : public Module {
       if (!options_.bidirectional) return forward;
       return concat(2, forward, run(in, cells[at + 1], number * directions() + 1, true));
     };
-    auto y = options_.batch_first ? layer(x, 0) : layer(transpose(x, 0, 1), 0);
-    for (Index number = 1; number < options_.num_layers; ++number)
-      y = layer(dropout(y, options_.dropout, this->training()), number);
-    return options_.batch_first ? y : decltype(y)(transpose(y, 0, 1));
+    const auto turned = [](const auto& y) { return transpose(y, 0, 1); };
+    auto y = options_.batch_first ? layer(turned(x), 0) : layer(x, 0);
+    for (Index number = 1; number < options_.num_layers; ++number) {
+      // Dropout is keyed by samples, which lie along axis 0.
+      if (options_.dropout > 0) y = turned(dropout(turned(y), options_.dropout, this->training()));
+      y = layer(y, number);
+    }
+    return options_.batch_first ? decltype(y)(turned(y)) : y;
   }
 
   /// Row `number` of the initial states [layers * directions, batch, hidden].
@@ -19955,13 +20347,15 @@ class LSTM final : public Recurrent<D, T> {
  private:
   template <class X, class H, class C>
   auto run(const X& x, const H& h0, const C& c0, const Lengths& lengths) const {
-    using State = decltype(lstm(x, this->cells[0].weight_ih, this->cells[0].weight_hh, this->cells[0].bias_ih,
-                                this->cells[0].bias_hh, this->state_of(h0, 0), this->state_of(c0, 0))
+    using chorus::detail::lstm_by_time;
+    const auto& cell0 = this->cells[0];
+    using State = decltype(lstm_by_time(x, cell0.weight_ih, cell0.weight_hh, cell0.bias_ih, cell0.bias_hh,
+                                        this->state_of(h0, 0), this->state_of(c0, 0), false, lengths)
                                .hidden);
     std::vector<State> hidden, cell;
     auto output = this->through_layers(x, [&](const auto& in, const auto& of, Index number, bool reverse) {
-      auto made = lstm(in, of.weight_ih, of.weight_hh, of.bias_ih, of.bias_hh, this->state_of(h0, number),
-                       this->state_of(c0, number), reverse, lengths);
+      auto made = lstm_by_time(in, of.weight_ih, of.weight_hh, of.bias_ih, of.bias_hh, this->state_of(h0, number),
+                               this->state_of(c0, number), reverse, lengths);
       hidden.push_back(made.hidden);
       cell.push_back(made.cell);
       return made.output;
@@ -19993,13 +20387,15 @@ class GRU final : public Recurrent<D, T> {
  private:
   template <class X, class H>
   auto run(const X& x, const H& h0, const Lengths& lengths) const {
-    using State = decltype(gru(x, this->cells[0].weight_ih, this->cells[0].weight_hh, this->cells[0].bias_ih,
-                               this->cells[0].bias_hh, this->state_of(h0, 0))
+    using chorus::detail::gru_by_time;
+    const auto& cell0 = this->cells[0];
+    using State = decltype(gru_by_time(x, cell0.weight_ih, cell0.weight_hh, cell0.bias_ih, cell0.bias_hh,
+                                       this->state_of(h0, 0), false, lengths)
                                .hidden);
     std::vector<State> hidden;
     auto output = this->through_layers(x, [&](const auto& in, const auto& of, Index number, bool reverse) {
-      auto made = gru(in, of.weight_ih, of.weight_hh, of.bias_ih, of.bias_hh, this->state_of(h0, number), reverse,
-                      lengths);
+      auto made = gru_by_time(in, of.weight_ih, of.weight_hh, of.bias_ih, of.bias_hh, this->state_of(h0, number),
+                              reverse, lengths);
       hidden.push_back(made.hidden);
       return made.output;
     });
@@ -38854,6 +39250,8 @@ inline constexpr int dot_columns = many_registers ? 4 : 3;
 template <class T>
 inline constexpr Index tile_columns = 2 * lanes<T>;
 
+constexpr Index round_up(Index n, Index unit) { return (n + unit - 1) / unit * unit; }
+
 /// Calls f(first, count) for pieces of [0, n) of at most `most` elements, as equal in size as possible.
 template <class F>
 void for_pieces(Index n, Index most, F f) {
@@ -38877,15 +39275,23 @@ struct Matrix {
   Column column;
 };
 
+/// sum + a b. Packed numbers may also be several terms each (gemm_bf16.hpp).
+struct MultiplyAdd {
+  template <class P>
+  P operator()(const P& a, const P& b, const P& sum) const {
+    return pmadd(a, b, sum);
+  }
+};
+
 /// sums[i, j] += a[i * a_row] * b[j], for the left and the right half of a tile's columns.
-template <int Rows, class T, class Row>
+template <int Rows, class Add = MultiplyAdd, class T, class Row>
 [[gnu::always_inline]] inline void add_products(Packet<T>* left, Packet<T>* right, const T* a, Row a_row, const T* b) {
   const auto b_left = load(b, Whole<T>{}), b_right = load(b + lanes<T>, Whole<T>{});
 #pragma GCC unroll 8
   for (int i = 0; i < Rows; ++i) {
     const auto factor = splat(a[i * a_row]);
-    left[i] = pmadd(factor, b_left, left[i]);
-    right[i] = pmadd(factor, b_right, right[i]);
+    left[i] = Add{}(factor, b_left, left[i]);
+    right[i] = Add{}(factor, b_right, right[i]);
   }
 }
 /// c[i, j] = sums[i, j], or +=.
@@ -38947,7 +39353,7 @@ alignas(64) inline constexpr T zero_columns[tile_columns<T>] = {};
 
 /// multiply_tile for a packed b: b[p, j] is at b[p * tile_columns + j]. Inlined into the caller's loop, where Fixed
 /// strides save registers: a call per tile would cost as much as 5 more terms.
-template <int Rows, class T, class Row, class Column, class CRow>
+template <int Rows, class Add = MultiplyAdd, class T, class Row, class Column, class CRow>
 [[gnu::always_inline]] inline void multiply_packed_tile(Index depth, Matrix<T, Row, Column> a, const T* b, T* c,
                                                         CRow c_row, bool accumulate, const T* start = zero_columns<T>) {
   constexpr Index w = lanes<T>;
@@ -38959,16 +39365,16 @@ template <int Rows, class T, class Row, class Column, class CRow>
     fetch_ahead<true>(c + i * c_row, 2 * w);
   }
   for (const T* end = b + depth * 2 * w; b != end; b += 2 * w, a.data += a.column)
-    add_products<Rows>(left, right, a.data, a.row, b);
+    add_products<Rows, Add>(left, right, a.data, a.row, b);
   store_tile<Rows>(left, right, c, c_row, accumulate);
 }
 
 /// The same for any number of rows up to `Most`.
-template <int Most, class T, class Row, class Column, class CRow>
+template <int Most, class Add = MultiplyAdd, class T, class Row, class Column, class CRow>
 [[gnu::noinline]] void multiply_packed_rows(Index rows, Index depth, Matrix<T, Row, Column> a, const T* b, T* c,
                                             CRow c_row, bool accumulate, const T* start = zero_columns<T>) {
-  if (rows == Most) return multiply_packed_tile<Most>(depth, a, b, c, c_row, accumulate, start);
-  if constexpr (Most > 1) multiply_packed_rows<Most - 1>(rows, depth, a, b, c, c_row, accumulate, start);
+  if (rows == Most) return multiply_packed_tile<Most, Add>(depth, a, b, c, c_row, accumulate, start);
+  if constexpr (Most > 1) multiply_packed_rows<Most - 1, Add>(rows, depth, a, b, c, c_row, accumulate, start);
 }
 
 /// c[i, j] = sum over p of a[i, p] * b[p, j], or +=, for any number of rows, `tile_columns` columns and a packed b.
@@ -39114,25 +39520,32 @@ void pack_rows(Index depth, Index columns, const T* b, Index b_row, T* to) {
 #ifndef __clang__
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #endif
-/// to[p, j] = b[j, p] for `depth` rows of `columns` numbers, padded with zeros to a packet; `to` has row stride
-/// `to_row`. Squares of packets are transposed in registers. If `depth` is no multiple of a packet, the last square
-/// overlaps the previous one.
-template <class T>
-void pack_side(Index depth, Index columns, const T* b, Index b_row, T* to, Index to_row) {
+/// to[p, j] = row j's number p for `depth` rows of `columns` numbers, padded with zeros to a packet; `to` has row
+/// stride `to_row`. `row(j, p, count)` loads numbers of row j. Squares of packets are transposed in registers. If
+/// `depth` is no multiple of a packet, the last square overlaps the previous one.
+template <class T, class LoadRow>
+void pack_rows_of(const LoadRow& row, Index depth, Index columns, T* to, Index to_row) {
   constexpr Index w = lanes<T>;
   Square<T> square;
   if (depth < w) {
-    for (Index j = 0; j < w; ++j) square.packet[j] = j < columns ? load(b + j * b_row, depth) : splat(T{0});
+    for (Index j = 0; j < w; ++j) square.packet[j] = j < columns ? row(j, Index{0}, depth) : splat(T{0});
     transpose<T>(square);
     for (Index p = 0; p < depth; ++p) store(to + p * to_row, square.packet[p], Whole<T>{});
     return;
   }
   for (Index next = 0; next < depth; next += w) {
     const Index p = std::min(next, depth - w);
-    for (Index j = 0; j < w; ++j) square.packet[j] = j < columns ? load(b + j * b_row + p, Whole<T>{}) : splat(T{0});
+    for (Index j = 0; j < w; ++j) square.packet[j] = j < columns ? row(j, p, Whole<T>{}) : splat(T{0});
     transpose<T>(square);
     for (Index j = 0; j < w; ++j) store(to + (p + j) * to_row, square.packet[j], Whole<T>{});
   }
+}
+
+/// The same for the rows of b.
+template <class T>
+void pack_side(Index depth, Index columns, const T* b, Index b_row, T* to, Index to_row) {
+  pack_rows_of([=](Index j, Index p, auto count) { return load(b + j * b_row + p, count); }, depth, columns, to,
+               to_row);
 }
 
 /// The same, padded to `tile_columns`.
@@ -39201,20 +39614,21 @@ void pack_left(Index rows, Index depth, const Matrix<T>& a, T* to) {
 
 /// c = a b + start, or c +=, for packed operands; the row `start` is added to each row. Writes at most `columns` (up to
 /// tile_columns) columns of c.
-template <class T>
+template <class Add = MultiplyAdd, class T>
 [[gnu::noinline]] void multiply_left(Index rows, Index columns, Index depth, const T* a, const T* b, const T* start,
                                      T* c, Index c_row, bool accumulate) {
   constexpr Index w = tile_columns<T>;
   using Tile = Matrix<T, Fixed<1>, Fixed<tile_rows>>;
   if (columns == w) {
     for (; rows >= tile_rows; rows -= tile_rows, a += left_pitch, c += tile_rows * c_row)
-      multiply_packed_tile<tile_rows>(depth, Tile{a, {}, {}}, b, c, c_row, accumulate, start);
-    if (rows > 0) multiply_packed_rows<tile_rows - 1>(rows, depth, Tile{a, {}, {}}, b, c, c_row, accumulate, start);
+      multiply_packed_tile<tile_rows, Add>(depth, Tile{a, {}, {}}, b, c, c_row, accumulate, start);
+    if (rows > 0)
+      multiply_packed_rows<tile_rows - 1, Add>(rows, depth, Tile{a, {}, {}}, b, c, c_row, accumulate, start);
     return;
   }
   alignas(64) T edge[tile_rows * w];
   for (; rows > 0; rows -= tile_rows, a += left_pitch, c += tile_rows * c_row) {
-    multiply_packed_tile<tile_rows>(depth, Tile{a, {}, {}}, b, edge, Fixed<w>{}, false, start);
+    multiply_packed_tile<tile_rows, Add>(depth, Tile{a, {}, {}}, b, edge, Fixed<w>{}, false, start);
     for (Index i = 0; i < std::min<Index>(rows, tile_rows); ++i)
       for_packets<T>(columns, [&](Index j, auto some) {
         store(c + i * c_row + j, load(edge + i * w + j, some), some, accumulate);
@@ -39321,11 +39735,12 @@ void gemm_unpacked(Trans tb, Index m, Index n, Index k, const Matrix<T>& a, cons
   });
 }
 
-/// c = a op(b) + bias, or c +=, both operands packed. A column of panels is multiplied block by block of terms, so
-/// that its part of c stays in the second-level cache meanwhile.
-template <class T>
-void gemm_packed(Trans tb, Index m, Index n, Index k, const Matrix<T>& a, const T* b, Index ldb, T* c, Index ldc,
-                 bool accumulate, const T* bias_n) {
+/// c = op(a) op(b) + bias, or c +=. pack_a(i, rows, p, depth, to) packs rows of op(a), pack_b(j, columns, p, depth, to)
+/// columns of op(b). A column of panels is multiplied block by block of terms, so that its part of c stays in the
+/// second-level cache meanwhile.
+template <class Add = MultiplyAdd, class T, class Bias, class PackA, class PackB>
+void gemm_packed(Index m, Index n, Index k, const PackA& pack_a, const PackB& pack_b, T* c, Index ldc, bool accumulate,
+                 const Bias* bias_n) {
   constexpr Index w = tile_columns<T>;
   // Each piece of a's rows uses a panel. A single piece reuses one panel buffer; otherwise all panels are kept.
   const bool single = m <= left_rows;
@@ -39341,19 +39756,17 @@ void gemm_packed(Trans tb, Index m, Index n, Index k, const Matrix<T>& a, const 
   const auto multiply = [&](Index j0, Index width, const Block* blocks, Index count) {
     for_left_pieces(m, most_rows, [&](Index i0, Index rows) {
       for (Index s = 0; s < count; ++s)
-        pack_left(rows, blocks[s].depth, Matrix<T>{a.data + i0 * a.row + blocks[s].first * a.column, a.row, a.column},
-                  left + s * left_size(most_rows));
+        pack_a(i0, rows, blocks[s].first, blocks[s].depth, left + s * left_size(most_rows));
       T* panel = right;
       for (Index j = j0; j < j0 + width; j += w)
         for (Index s = 0; s < count; ++s, panel += panel_size) {
           const auto [p0, depth] = blocks[s];
           const Index columns = std::min(w, j0 + width - j);
-          if (i0 == 0)
-            pack_panel(tb, depth, columns, tb == Trans::no ? b + p0 * ldb + j : b + j * ldb + p0, ldb, panel);
+          if (i0 == 0) pack_b(j, columns, p0, depth, panel);
           if (bias_n != nullptr)
-            for (Index l = 0; l < w; ++l) start[l] = p0 == 0 && l < columns ? bias_n[j + l] : T{0};
-          multiply_left(rows, columns, depth, left + s * left_size(most_rows), panel, start, c + i0 * ldc + j, ldc,
-                        accumulate || p0 > 0);
+            for (Index l = 0; l < w; ++l) start[l] = p0 == 0 && l < columns ? static_cast<T>(bias_n[j + l]) : T{0};
+          multiply_left<Add>(rows, columns, depth, left + s * left_size(most_rows), panel, start, c + i0 * ldc + j, ldc,
+                             accumulate || p0 > 0);
         }
     });
   };
@@ -39383,8 +39796,30 @@ void gemm_alone(Trans ta, Trans tb, Index m, Index n, Index k, const T* a, Index
   } else if (n <= 2 * tile_columns<T> || (tb == Trans::no && m <= 2 * tile_rows)) {
     gemm_unpacked(tb, m, n, k, left, b, ldb, c, ldc, accumulate, bias_n);
   } else {
-    gemm_packed(tb, m, n, k, left, b, ldb, c, ldc, accumulate, bias_n);
+    const auto pack_a = [&](Index i, Index rows, Index p, Index depth, T* to) {
+      pack_left(rows, depth, Matrix<T>{a + i * left.row + p * left.column, left.row, left.column}, to);
+    };
+    const auto pack_b = [&](Index j, Index columns, Index p, Index depth, T* to) {
+      pack_panel(tb, depth, columns, tb == Trans::no ? b + p * ldb + j : b + j * ldb + p, ldb, to);
+    };
+    gemm_packed(m, n, k, pack_a, pack_b, c, ldc, accumulate, bias_n);
   }
+}
+
+/// Calls multiply(first row, rows, first column, columns) for parts of a product's result, on several threads.
+template <class T, class F>
+void for_parts_of_product(Index m, Index n, Index k, const F& multiply) {
+  const bool by_rows = m >= n;
+  const Index size = by_rows ? m : n, unit = by_rows ? tile_rows : tile_columns<T>;
+  // About 10 us per thread. Each piece of rows packs all of b again, so there are as few pieces as possible, unless
+  // they are long.
+  const Index line = std::max<Index>(1, (by_rows ? n : m) * k);
+  const Index least = std::max<Index>(by_rows ? 4 * unit : unit, 500'000 / line);
+  const Index most = size * line > (Index{1} << 26) ? 4 : 1;
+  const auto part = [&](Index first, Index count) {
+    by_rows ? multiply(first, count, Index{0}, n) : multiply(Index{0}, m, first, count);
+  };
+  parallel_ranges(size, unit, least, part, most);
 }
 
 }  // namespace detail
@@ -39392,25 +39827,120 @@ void gemm_alone(Trans ta, Trans tb, Index m, Index n, Index k, const T* a, Index
 template <std::floating_point T>
 void gemm(Cpu, Trans ta, Trans tb, Index m, Index n, Index k, const T* a, Index lda, const T* b, Index ldb, T* c,
           Index ldc, bool accumulate, const T* bias_n) {
-  const bool by_rows = m >= n;
-  const Index size = by_rows ? m : n, unit = by_rows ? detail::tile_rows : detail::tile_columns<T>;
-  // About 10 us per thread. Each piece of rows packs all of b again, so there are as few pieces as possible, unless
-  // they are long.
-  const Index line = std::max<Index>(1, (by_rows ? n : m) * k);
-  const Index least = std::max<Index>(by_rows ? 4 * unit : unit, 500'000 / line);
-  const Index most = size * line > (Index{1} << 26) ? 4 : 1;
-  const auto multiply = [&](Index first, Index count) {
-    if (by_rows)
-      detail::gemm_alone(ta, tb, count, n, k, a + first * (ta == Trans::no ? lda : 1), lda, b, ldb, c + first * ldc,
-                         ldc, accumulate, bias_n);
-    else
-      detail::gemm_alone(ta, tb, m, count, k, a, lda, b + first * (tb == Trans::no ? 1 : ldb), ldb, c + first, ldc,
-                         accumulate, bias_n == nullptr ? nullptr : bias_n + first);
-  };
-  parallel_ranges(size, unit, least, multiply, most);
+  detail::for_parts_of_product<T>(m, n, k, [&](Index i, Index rows, Index j, Index columns) {
+    detail::gemm_alone(ta, tb, rows, columns, k, a + i * (ta == Trans::no ? lda : 1), lda,
+                       b + j * (tb == Trans::no ? 1 : ldb), ldb, c + i * ldc + j, ldc, accumulate,
+                       bias_n == nullptr ? nullptr : bias_n + j);
+  });
 }
 
 }  // namespace chorus::kernels
+
+// <chorus/kernels/cpu/gemm_bf16.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_GEMM_BF16_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_CPU_GEMM_BF16_HPP
+/// Products of bf16 and half on the CPU: in float. Where the processor multiplies pairs of bf16, those are packed
+/// instead of floats: the terms 2 q and 2 q + 1 of a row or column, with a zero after an odd number of terms.
+
+#if defined(__AVX512BF16__) && defined(__AVX512VL__) && defined(EIGEN_VECTORIZE_AVX512)
+#define CHORUS_PAIRS_OF_BF16 1
+#endif
+
+namespace chorus::kernels {
+
+#if CHORUS_PAIRS_OF_BF16
+namespace detail {
+
+/// sum + the two products of each pair.
+struct AddPairs {
+  __m512 operator()(__m512 a, __m512 b, __m512 sum) const {
+    return _mm512_dpbf16_ps(sum, std::bit_cast<__m512bh>(a), std::bit_cast<__m512bh>(b));
+  }
+};
+
+/// A bit for each of the first `count` lanes.
+template <class Mask>
+Mask first_terms(Index count) {
+  constexpr Index most = sizeof(Mask) * 8;
+  return count >= most ? static_cast<Mask>(-1) : count <= 0 ? Mask{0} : static_cast<Mask>((1ull << count) - 1);
+}
+
+/// Packs lines (rows of op(a) or columns of op(b)), 8 at a time: pair q of line i is at to[i / 8 * group_pitch + q *
+/// pitch + i % 8]. Line i's term p is from[p, i].
+inline void pack_pairs_of_rows(Index terms, Index lines, const bf16* from, Index row, float* to, Index pitch,
+                               Index group_pitch) {
+  for (Index p = 0; p < terms; p += 2, from += 2 * row, to += pitch)
+    for (Index i = 0; i < lines; i += 8) {
+      const auto some = first_terms<__mmask8>(lines - i), none = __mmask8{0};
+      const auto low = _mm_maskz_loadu_epi16(some, from + i);
+      const auto high = _mm_maskz_loadu_epi16(p + 1 < terms ? some : none, from + row + i);
+      const auto pairs =
+          _mm256_or_si256(_mm256_cvtepu16_epi32(low), _mm256_slli_epi32(_mm256_cvtepu16_epi32(high), 16));
+      _mm256_storeu_ps(to + i / 8 * group_pitch, _mm256_castsi256_ps(pairs));
+    }
+}
+
+/// Packs a packet of lines: pair q of line i is at to[q * pitch + i]. Line i's term p is from[i, p].
+inline void pack_pairs_of_columns(Index terms, Index lines, const bf16* from, Index row, float* to, Index pitch) {
+  const auto load_pairs = [=](Index i, Index q, auto count) {
+    const auto mask = first_terms<__mmask32>(std::min<Index>(2 * count, terms - 2 * q));
+    return _mm512_castsi512_ps(_mm512_maskz_loadu_epi16(mask, from + i * row + 2 * q));
+  };
+  pack_rows_of(load_pairs, (terms + 1) / 2, lines, to, pitch);
+}
+
+/// c = op(a) op(b) + bias, or c +=, on one thread.
+inline void gemm_of_pairs(Trans ta, Trans tb, Index m, Index n, Index k, const bf16* a, Index lda, const bf16* b,
+                          Index ldb, float* c, Index ldc, bool accumulate, const bf16* bias_n) {
+  constexpr Index w = lanes<float>;
+  static_assert(tile_rows == 8 && w == 16);
+  const auto pack_a = [&](Index i, Index rows, Index q, Index depth, float* to) {
+    const Index terms = std::min(2 * depth, k - 2 * q);
+    if (ta == Trans::yes) return pack_pairs_of_rows(terms, rows, a + 2 * q * lda + i, lda, to, 8, left_pitch);
+    for (Index r = 0; r < rows; r += 8, to += left_pitch)
+      pack_pairs_of_columns(terms, std::min<Index>(8, rows - r), a + (i + r) * lda + 2 * q, lda, to, 8);
+  };
+  const auto pack_b = [&](Index j, Index columns, Index q, Index depth, float* to) {
+    const Index terms = std::min(2 * depth, k - 2 * q);
+    if (tb == Trans::no) return pack_pairs_of_rows(terms, columns, b + 2 * q * ldb + j, ldb, to, 2 * w, 8);
+    for (Index side = 0; side < 2 * w; side += w)
+      pack_pairs_of_columns(terms, columns - side, b + (j + side) * ldb + 2 * q, ldb, to + side, 2 * w);
+  };
+  gemm_packed<AddPairs>(m, n, (k + 1) / 2, pack_a, pack_b, c, ldc, accumulate, bias_n);
+}
+
+}  // namespace detail
+#endif
+
+template <Narrow T, SumOf<T> Out>
+void gemm(Cpu device, Trans ta, Trans tb, Index m, Index n, Index k, const T* a, Index lda, const T* b, Index ldb,
+          Out* c, Index ldc, bool accumulate, const T* bias_n) {
+  const auto extent = [](Index rows, Index columns, Index pitch) {
+    return rows == 0 || columns == 0 ? 0 : (rows - 1) * pitch + columns;
+  };
+  const auto sums = writes(c, extent(m, n, ldc), accumulate || ldc != n);
+#if CHORUS_PAIRS_OF_BF16
+  if constexpr (std::is_same_v<T, bf16>)
+    if (k > 0) {
+      const auto multiply = [&](Cpu, float* to) {
+        detail::for_parts_of_product<float>(m, n, k, [&](Index i, Index rows, Index j, Index columns) {
+          detail::gemm_of_pairs(ta, tb, rows, columns, k, a + i * (ta == Trans::no ? lda : 1), lda,
+                                b + j * (tb == Trans::no ? 1 : ldb), ldb, to + i * ldc + j, ldc, accumulate,
+                                bias_n == nullptr ? nullptr : bias_n + j);
+        });
+      };
+      return in_float(multiply, device, sums);
+    }
+#endif
+  in_float([](const auto&... all) { gemm(all...); }, device, ta, tb, m, n, k,
+           reads(a, ta == Trans::no ? extent(m, k, lda) : extent(k, m, lda)), lda,
+           reads(b, tb == Trans::no ? extent(k, n, ldb) : extent(n, k, ldb)), ldb, sums, ldc, accumulate,
+           reads(bias_n, n));
+}
+
+}  // namespace chorus::kernels
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_GEMM_BF16_HPP
+
 #endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_GEMM_HPP
 
 namespace chorus::kernels {

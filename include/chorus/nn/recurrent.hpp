@@ -99,8 +99,8 @@ class Recurrent : public Module {
     const auto turned = [](const auto& y) { return transpose(y, 0, 1); };
     auto y = options_.batch_first ? layer(turned(x), 0) : layer(x, 0);
     for (Index number = 1; number < options_.num_layers; ++number) {
-      // Dropout is keyed by samples, which lie along axis 0.
-      if (options_.dropout > 0) y = turned(dropout(turned(y), options_.dropout, this->training()));
+      // Dropout is keyed by samples, which it expects along axis 0.
+      if (options_.dropout > 0 && this->training()) y = turned(dropout(turned(y), options_.dropout));
       y = layer(y, number);
     }
     return options_.batch_first ? decltype(y)(turned(y)) : y;

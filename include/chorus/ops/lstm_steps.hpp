@@ -24,6 +24,7 @@ struct LstmResult {
   State hidden, cell;
   auto fields() { return std::tie(output, hidden, cell); }
 };
+
 namespace detail {
 
 /// Whether a kernel exists: on the CPU, in float and double, without gradients of gradients.
