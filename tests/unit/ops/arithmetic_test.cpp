@@ -22,6 +22,40 @@ TEST_CASE("gradients of arithmetic, with and without broadcasting") {
   check_both([](const auto& a, const auto& b) { return ch::minimum(a, b); });
 }
 
+TEST_CASE("operands of a sum share its gradient's memory, and leaves do not") {
+  const ch::Variable<double, 1> a(Tensor<1>::ones({3}), true), b(Tensor<1>::ones({3}), true);
+  const ch::Variable<double, 2> row(Tensor<2>::ones({1, 3}), true);
+  const auto seed = Tensor<1>::from({1, 2, 3}, {3});
+  (a + b).backward(seed);
+  CHECK(a.grad().data() != b.grad().data());
+  CHECK(a.grad().data() != seed.data());
+
+  // A block with a residual connection, whose two gradients are added where the sum's was.
+  const auto x = a * 2.0;
+  const double* of_block = nullptr;
+  const auto block = x * x;
+  block.register_hook([&](const Tensor<1>& gradient) { of_block = gradient.data(); });
+  const double* of_sum = nullptr;
+  const auto sum = x + block;
+  sum.register_hook([&](const Tensor<1>& gradient) { of_sum = gradient.data(); });
+  a.zero_grad();
+  (sum + b).backward(seed);
+  CHECK(of_block == of_sum);
+  CHECK(values(a.grad()) == values(Tensor<1>::from({10, 20, 30}, {3})));  // 2 + 8 a
+  CHECK(values(b.grad()) == values(Tensor<1>::from({2, 4, 6}, {3})));
+  CHECK(values(seed) == std::vector<double>{1, 2, 3});
+
+  a.zero_grad();
+  const auto twice = a * 2.0;
+  (twice + twice).backward(seed);
+  CHECK(values(a.grad()) == values(Tensor<1>::from({4, 8, 12}, {3})));
+  a.zero_grad();
+  const auto table = ch::reshape(a * 1.0, Shape<2>{1, 3});
+  ((table + row) * 2.0).backward(Tensor<2>::ones({1, 3}));
+  CHECK(values(a.grad()) == std::vector<double>{2, 2, 2});
+  CHECK(values(row.grad()) == std::vector<double>{2, 2, 2});
+}
+
 TEST_CASE("gradients of powers") {
   const auto power = [](const auto& a, const auto& b) { return ch::pow(a, b); };
   check_operator(power, numbers<2>({3, 5}, 1, 0.5, 2), numbers<2>({3, 5}, 2));
