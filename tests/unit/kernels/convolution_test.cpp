@@ -168,6 +168,26 @@ TEST_CASE("convolution of one channel and one filter a group equals its definiti
   }
 }
 
+TEST_CASE("depthwise 3x3 convolution equals its definition for rows shorter and longer than registers") {
+  std::mt19937 random(6);
+  const auto pick = [&](int least, int most) -> Index { return std::uniform_int_distribution<>(least, most)(random); };
+  for (const Index width : {1, 2, 7, 8, 9, 15, 16, 17, 23, 32, 33, 47, 50})
+    for (int repeat = 0; repeat < 6; ++repeat) {
+      Conv2dShape s{};
+      s.groups = s.in_channels = s.out_channels = 2;
+      s.batch = pick(1, 2);
+      s.kernel_h = s.kernel_w = 3;
+      s.dilation_h = pick(1, 3);
+      s.dilation_w = pick(1, 3);
+      s.padding_w = std::max(pick(0, 8), s.dilation_w - (width - 1) / 2);
+      s.padding_h = pick(0, 8);
+      s.width = width;
+      s.height = std::max<Index>(1, 2 * s.dilation_h + 1 - 2 * s.padding_h) + (repeat < 3 ? 0 : pick(1, 40));
+      compare<float>(s, repeat % 2 == 0, random);
+      compare<double>(s, repeat % 2 == 0, random);
+    }
+}
+
 TEST_CASE("convolution equals its definition for the sizes of real networks") {
   std::mt19937 random(2);
   compare<float>(

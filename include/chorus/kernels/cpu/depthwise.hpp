@@ -1,9 +1,12 @@
 #pragma once
 /// Depthwise convolutions (one channel and one filter per group): too little work for matrix products. A row of the
-/// result is computed packet by packet from a raster of its plane.
+/// result is computed packet by packet from a raster of its plane. Meanwhile the next plane's rows are fetched: rasters
+/// read them in an order that processors don't foresee.
 
 #include <algorithm>
 #include <chorus/core/threads.hpp>
+#include <chorus/kernels/cpu/addresses.hpp>
+#include <chorus/kernels/cpu/depthwise_3x3.hpp>
 #include <chorus/kernels/cpu/input_raster.hpp>
 #include <chorus/kernels/cpu/packet.hpp>
 #include <chorus/kernels/cpu/raster.hpp>
@@ -69,15 +72,11 @@ InputRaster<T> plane_raster(const Conv2dShape& s) {
   return raster;
 }
 
-/// Calls f(first, count) for ranges of `planes`, with `work` products each.
-template <class F>
-void for_planes(Index planes, Index work, const F& f) {
-  parallel_ranges(planes, 1, 4 * thread_elements / std::max<Index>(1, work) + 1, f, 16);
-}
-
 template <class T>
 void depthwise_forward(Cpu device, const Conv2dShape& s, const T* x, const T* weight, const T* bias, T* y) {
   const Index out_h = s.out_height(), out_w = s.out_width(), out = out_h * out_w, taps = s.kernel_h * s.kernel_w;
+  if constexpr (LaneRange<T>::available)
+    if (suits_depthwise_3x3(s)) return depthwise_3x3_forward(s, x, weight, bias, y);
   const InputRaster<T> raster = plane_raster<T>(s);
   const ThreadScratch<T> xs(device, raster.size());
   for_planes(s.batch * s.groups, out * taps, [&](Index first, Index count) {
@@ -90,6 +89,7 @@ void depthwise_forward(Cpu device, const Conv2dShape& s, const T* x, const T* we
       all.take_weights(weight + channel * taps);
       raster.fill(x + plane * s.height * s.width, 1, xs.data());
       for_row_blocks(out_h, [&](Index i, auto rows) {
+        fetch_ahead(x + ((plane + 1) * s.height + i * s.stride_h) * s.width, rows * s.stride_h * s.width);
         depthwise_rows(rows, out_w, all, xs.data() + i * raster.pitch, raster.pitch,
                        bias == nullptr ? T{0} : bias[channel], y + plane * out + i * out_w, out_w, false);
       });
@@ -98,14 +98,15 @@ void depthwise_forward(Cpu device, const Conv2dShape& s, const T* x, const T* we
 }
 
 /// sums[t] += sum over the pixels of dy * raster[offsets[t] + the pixel's position]. If `taps` is a constant, the sums
-/// stay in registers.
+/// stay in registers. For each row `ahead` numbers from `next` are fetched.
 template <class T, class Taps>
 void depthwise_sums(Index rows, Index columns, Taps taps, const T* dy, const Index* offsets, const T* raster,
-                    Index pitch, T* sums) {
+                    Index pitch, T* sums, const T* next, Index ahead) {
   constexpr bool constant = !std::is_same_v<Taps, Index>;
   Packet<T> all[most_depthwise_taps];
   for (Index t = 0; t < taps; ++t) all[t] = splat(T{0});
   const auto add_rows = [&](Index i, auto block) {
+    fetch_ahead(next + i * ahead, block * ahead);
     for_packets<T>(columns, [&](Index j, auto count) {
       Packet<T> gradients[block()];
       for (Index r = 0; r < block; ++r) gradients[r] = load(dy + (i + r) * columns + j, count);
@@ -125,6 +126,8 @@ void depthwise_sums(Index rows, Index columns, Taps taps, const T* dy, const Ind
 template <class T>
 void depthwise_backward_weight(Cpu device, const Conv2dShape& s, const T* x, const T* dy, T* dweight, bool accumulate) {
   const Index out_h = s.out_height(), out_w = s.out_width(), out = out_h * out_w, taps = s.kernel_h * s.kernel_w;
+  if constexpr (LaneRange<T>::available)
+    if (suits_depthwise_3x3(s)) return depthwise_3x3_backward_weight(s, x, dy, dweight, accumulate);
   const InputRaster<T> raster = plane_raster<T>(s);
   Index offsets[most_depthwise_taps];
   raster.offsets(offsets);
@@ -136,17 +139,30 @@ void depthwise_backward_weight(Cpu device, const Conv2dShape& s, const T* x, con
         const Index plane = n * s.groups + channel;
         raster.fill(x + plane * s.height * s.width, 1, xs.data());
         const auto add = [&](auto k) {
-          depthwise_sums(out_h, out_w, k, dy + plane * out, offsets, xs.data(), raster.pitch, dweight + channel * taps);
+          depthwise_sums(out_h, out_w, k, dy + plane * out, offsets, xs.data(), raster.pitch, dweight + channel * taps,
+                         x + (plane + s.groups) * s.height * s.width, s.stride_h * s.width);
         };
         taps == 9 ? add(std::integral_constant<Index, 9>{}) : add(taps);
       }
   });
 }
 
+/// to[j] = first[j / 2] for even j < n and second[j / 2] for odd j, or +=.
+template <class T>
+void put_by_turns(const T* first, const T* second, Index n, T* to, bool accumulate) {
+  for (Index j = 0; j < n / 2; ++j) {
+    to[2 * j] = first[j] + (accumulate ? to[2 * j] : T{0});
+    to[2 * j + 1] = second[j] + (accumulate ? to[2 * j + 1] : T{0});
+  }
+  if (n % 2 == 1) to[n - 1] = first[n / 2] + (accumulate ? to[n - 1] : T{0});
+}
+
 /// Computes dx phase by phase: all pixels of a phase use the same taps, at the same offsets in dy's raster.
 template <class T>
 void depthwise_backward_input(Cpu device, const Conv2dShape& s, const T* weight, const T* dy, T* dx, bool accumulate) {
   const Index out = s.out_height() * s.out_width(), taps = s.kernel_h * s.kernel_w;
+  if constexpr (LaneRange<T>::available)
+    if (suits_depthwise_3x3(s)) return depthwise_3x3_backward_input(s, weight, dy, dx, accumulate);
   const GradientRaster<T> raster(s);
   const Index columns = raster.phase_columns(), line = columns + lanes<T>;
   const ThreadScratch<T> ys(device, raster.rows * raster.pitch + raster.slack),
@@ -172,13 +188,21 @@ void depthwise_backward_input(Cpu device, const Conv2dShape& s, const T* weight,
       for (Index phase = 0; phase < s.stride_w; ++phase)
         depthwise_rows(block, columns, met[phase], from, raster.pitch, T{0},
                        lines.data() + phase * depthwise_block * line, line, false);
-      for (Index r = 0; r < block; ++r)
+      for (Index r = 0; r < block; ++r) {
+        const auto of_phase = [&](Index phase) { return lines.data() + (phase * depthwise_block + r) * line; };
+        if (s.stride_w == 2) {
+          const Index first = s.padding_w % 2;  // the phase of column 0
+          fetch_ahead<true>(row(i + r) + block * s.stride_h * s.width, s.stride_h * s.width);
+          put_by_turns(of_phase(first), of_phase(1 - first) + first, s.width, row(i + r), accumulate);
+          continue;
+        }
         for (Index phase = 0; phase < s.stride_w; ++phase) {
           const Axis axis = raster.horizontal(s, phase);
           const Index left_most = axis.begin(columns), n = axis.end(columns) - left_most;
-          put_strided(lines.data() + (phase * depthwise_block + r) * line + left_most, n,
-                      row(i + r) + left_most * s.stride_w + axis.origin, s.stride_w, accumulate);
+          put_strided(of_phase(phase) + left_most, n, row(i + r) + left_most * s.stride_w + axis.origin, s.stride_w,
+                      accumulate);
         }
+      }
     });
   };
   for_planes(s.batch * s.groups, out * taps, [&](Index first, Index count) {
