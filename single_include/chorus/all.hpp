@@ -19876,6 +19876,7 @@ struct LstmResult {
   State hidden, cell;
   auto fields() { return std::tie(output, hidden, cell); }
 };
+
 namespace detail {
 
 /// Whether a kernel exists: on the CPU, in float and double, without gradients of gradients.
@@ -20105,7 +20106,8 @@ State output_of(const Tensor<bool, 3, D>& real, Index t, const State& state) {
 /// `lstm` for x: [time, batch, features], with the same outputs.
 template <Operand X, Operand W, Operand B, Operand H, Operand C>
 auto lstm_by_time(const X& x, const W& weight_ih, const W& weight_hh, const B& bias_ih, const B& bias_hh, const H& h0,
-                  const C& c0, bool reverse, const Tensor<std::int64_t, 1, typename tensor_of<X>::device_type>& lengths) {
+                  const C& c0, bool reverse,
+                  const Tensor<std::int64_t, 1, typename tensor_of<X>::device_type>& lengths) {
   check_recurrent("lstm", x, 0, weight_ih, weight_hh, 4);
   check_state("lstm", x, weight_hh, h0);
   check_state("lstm", x, weight_hh, c0);
@@ -20176,7 +20178,8 @@ auto lstm(const X& x, const W& weight_ih, const W& weight_hh, const B& bias_ih, 
           const C& c0, bool reverse = false,
           const Tensor<std::int64_t, 1, typename tensor_of<X>::device_type>& lengths = {}) {
   detail::check_recurrent("lstm", x, 1, weight_ih, weight_hh, 4);
-  auto made = detail::lstm_by_time(transpose(x, 0, 1), weight_ih, weight_hh, bias_ih, bias_hh, h0, c0, reverse, lengths);
+  auto made =
+      detail::lstm_by_time(transpose(x, 0, 1), weight_ih, weight_hh, bias_ih, bias_hh, h0, c0, reverse, lengths);
   made.output = transpose(made.output, 0, 1);
   return made;
 }
@@ -20294,8 +20297,8 @@ class Recurrent : public Module {
     const auto turned = [](const auto& y) { return transpose(y, 0, 1); };
     auto y = options_.batch_first ? layer(turned(x), 0) : layer(x, 0);
     for (Index number = 1; number < options_.num_layers; ++number) {
-      // Dropout is keyed by samples, which lie along axis 0.
-      if (options_.dropout > 0) y = turned(dropout(turned(y), options_.dropout, this->training()));
+      // Dropout is keyed by samples, which it expects along axis 0.
+      if (options_.dropout > 0 && this->training()) y = turned(dropout(turned(y), options_.dropout));
       y = layer(y, number);
     }
     return options_.batch_first ? decltype(y)(turned(y)) : y;

@@ -33309,7 +33309,234 @@ void multiply_images(Trans trans, Index images, Index rows, Index depth, Index p
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_DEPTHWISE_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_DEPTHWISE_HPP
 /// Depthwise convolutions (one channel and one filter per group): too little work for matrix products. A row of the
-/// result is computed packet by packet from a raster of its plane.
+/// result is computed packet by packet from a raster of its plane. Meanwhile the next plane's rows are fetched: rasters
+/// read them in an order that processors don't foresee.
+
+// <chorus/kernels/cpu/depthwise_3x3.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_DEPTHWISE_3X3_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_CPU_DEPTHWISE_3X3_HPP
+/// Depthwise convolutions of 3x3 kernels without strides read x where it is, with masks at the borders. Images are
+/// often so small that filling a raster would take longer than the products.
+
+namespace chorus::kernels::detail {
+
+/// Lanes [begin, end) of a packet. A load sets the others to 0 without reading their memory.
+template <class T, std::size_t = sizeof(Packet<T>)>
+struct LaneRange {
+  static constexpr bool available = false;
+};
+#if defined(__AVX512F__)
+template <class T>
+struct LaneRange<T, 64> {
+  static constexpr bool available = true;
+  using Mask = std::conditional_t<sizeof(T) == 4, __mmask16, __mmask8>;
+  Mask mask;
+  LaneRange(Index begin, Index end) : mask(static_cast<Mask>(first_lanes<Mask>(end) & ~first_lanes<Mask>(begin))) {}
+  Packet<T> load(const T* from) const {
+    if constexpr (sizeof(T) == 4)
+      return _mm512_maskz_loadu_ps(mask, from);
+    else
+      return _mm512_maskz_loadu_pd(mask, from);
+  }
+};
+#endif
+#if defined(__AVX__)
+template <class T>
+struct LaneRange<T, 32> {
+  static constexpr bool available = true;
+  __m256 mask;
+  LaneRange(Index begin, Index end) : mask(_mm256_andnot_ps(first(begin), first(end))) {}
+  Packet<T> load(const T* from) const {
+    if constexpr (sizeof(T) == 4)
+      return _mm256_maskload_ps(from, _mm256_castps_si256(mask));
+    else
+      return _mm256_maskload_pd(from, _mm256_castps_si256(mask));
+  }
+
+ private:
+  static __m256 first(Index count) {
+    return _mm256_castsi256_ps(first_eighths(count * static_cast<Index>(sizeof(T) / 4)));
+  }
+};
+#endif
+
+inline bool suits_depthwise_3x3(const Conv2dShape& s) {
+  return s.kernel_h == 3 && s.kernel_w == 3 && s.stride_h == 1 && s.stride_w == 1;
+}
+
+/// Calls f(first, count) for ranges of `planes`, with `work` products each.
+template <class F>
+void for_planes(Index planes, Index work, const F& f) {
+  parallel_ranges(planes, 1, 4 * thread_elements / std::max<Index>(1, work) + 1, f, 16);
+}
+
+/// The pixels of x, from column j - padding of some row, that a packet of columns from j of y meets with the three taps
+/// of a kernel row. With `whole` all of them are in the image.
+template <class T, bool whole>
+struct ThreeTaps {
+  Index apart;
+  LaneRange<T> inside[3];
+
+  ThreeTaps(const Conv2dShape& s, Index j, Index count)
+      : apart(s.dilation_w), inside{range(s, j, count, 0), range(s, j, count, 1), range(s, j, count, 2)} {}
+  Packet<T> load(const T* row, Index tap) const {
+    if constexpr (whole)
+      return kernels::load(row + tap * apart, Whole<T>{});
+    else
+      return inside[tap].load(row + tap * apart);
+  }
+
+ private:
+  static LaneRange<T> range(const Conv2dShape& s, Index j, Index count, Index tap) {
+    const Index left = j + tap * s.dilation_w - s.padding_w, begin = std::clamp<Index>(-left, 0, count);
+    return {begin, std::clamp<Index>(s.width - left, begin, count)};
+  }
+};
+
+/// Calls f(first, last, j, count, taps) for packets of columns of y and its rows first, first + dilation, ... before
+/// `last`, a few at a time so that x stays in the cache.
+template <class T, class F>
+void for_3x3_packets(const Conv2dShape& s, const T* x, const F& f) {
+  const Index rows = s.out_height(), columns = s.out_width(), block = 16 * s.dilation_h;
+  const Index right = std::min(columns, s.width + s.padding_w - 2 * s.dilation_w) - lanes<T>;
+  for (Index top = 0; top < rows; top += block) {
+    const Index last = std::min(top + block, rows);
+    fetch_ahead(x + (last - s.padding_h) * s.width, (last - top) * s.width);
+    for (Index first = top; first < std::min(top + s.dilation_h, last); ++first)
+      for (Index j = 0; j < columns; j += lanes<T>) {
+        const Index count = std::min(columns - j, lanes<T>);
+        if (s.padding_w <= j && j <= right)
+          f(first, last, j, Whole<T>{}, ThreeTaps<T, true>(s, j, count));
+        else
+          f(first, last, j, count, ThreeTaps<T, false>(s, j, count));
+      }
+  }
+}
+
+/// One plane: y = bias + conv(x, kernel), or +=. A row of x is loaded once for all rows of y that need it: sums[r] is
+/// that of the row which meets it with row r of the kernel.
+template <class T>
+void convolve_3x3(const Conv2dShape& s, const T* x, const T* kernel, T bias, T* y, bool accumulate) {
+  const Index columns = s.out_width(), step = s.dilation_h, height = s.height;
+  for_3x3_packets(s, x, [&](Index first, Index last, Index j, auto count, const auto& taps) {
+    Packet<T> weights[9], sums[3] = {splat(T{0}), splat(T{0}), splat(T{0})};
+#pragma GCC unroll 9
+    for (int t = 0; t < 9; ++t) weights[t] = splat(kernel[t]);
+    Index row = first - s.padding_h;
+    const T* from = x + (row * s.width + j - s.padding_w);
+    T* to = y + (first - 2 * step) * columns + j;
+    for (Index i = first; i < last + 2 * step; i += step) {
+      sums[0] = splat(bias);
+      if (0 <= row && row < height) {
+#pragma GCC unroll 3
+        for (int t = 0; t < 3; ++t) {
+          const Packet<T> pixels = taps.load(from, t);
+#pragma GCC unroll 3
+          for (int r = 0; r < 3; ++r) sums[r] = pmadd(pixels, weights[3 * r + t], sums[r]);
+        }
+      }
+      if (i >= first + 2 * step) {
+        if (count == lanes<T>)
+          store(to, sums[2], Whole<T>{}, accumulate);
+        else
+          store(to, sums[2], count, accumulate);
+      }
+      sums[2] = sums[1];
+      sums[1] = sums[0];
+      row += step;
+      from += step * s.width;
+      to += step * columns;
+    }
+  });
+}
+
+/// One plane: sums[t] += the products of dy and the pixels of x that meet tap t.
+template <class T>
+void add_3x3_sums(const Conv2dShape& s, const T* x, const T* dy, Packet<T>* sums) {
+  const Index columns = s.out_width(), step = s.dilation_h, height = s.height;
+  for_3x3_packets(s, x, [&](Index first, Index last, Index j, auto count, const auto& taps) {
+    Packet<T> all[9], gradients[3] = {splat(T{0}), splat(T{0}), splat(T{0})};
+#pragma GCC unroll 9
+    for (int t = 0; t < 9; ++t) all[t] = sums[t];
+    Index row = first - s.padding_h;
+    const T* from = x + (row * s.width + j - s.padding_w);
+    const T* from_dy = dy + first * columns + j;
+    if (j == 0) fetch_ahead(dy + last * columns, (last - first) * columns);
+    for (Index i = first; i < last + 2 * step; i += step) {
+      gradients[0] = i < last ? load(from_dy, count) : splat(T{0});
+      if (0 <= row && row < height) {
+#pragma GCC unroll 3
+        for (int t = 0; t < 3; ++t) {
+          const Packet<T> pixels = taps.load(from, t);
+#pragma GCC unroll 3
+          for (int r = 0; r < 3; ++r) all[3 * r + t] = pmadd(pixels, gradients[r], all[3 * r + t]);
+        }
+      }
+      gradients[2] = gradients[1];
+      gradients[1] = gradients[0];
+      row += step;
+      from += step * s.width;
+      from_dy += step * columns;
+    }
+#pragma GCC unroll 9
+    for (int t = 0; t < 9; ++t) sums[t] = all[t];
+  });
+}
+
+template <class T>
+void depthwise_3x3_forward(const Conv2dShape& s, const T* x, const T* weight, const T* bias, T* y) {
+  const Index in = s.height * s.width, out = s.out_height() * s.out_width();
+  for_planes(s.batch * s.groups, 9 * out, [&](Index first, Index count) {
+    for (Index plane = first; plane < first + count; ++plane) {
+      const Index channel = plane % s.groups;
+      convolve_3x3(s, x + plane * in, weight + channel * 9, bias == nullptr ? T{0} : bias[channel], y + plane * out,
+                   false);
+    }
+  });
+}
+
+template <class T>
+void depthwise_3x3_backward_weight(const Conv2dShape& s, const T* x, const T* dy, T* dweight, bool accumulate) {
+  const Index in = s.height * s.width, out = s.out_height() * s.out_width();
+  for_planes(s.groups, 9 * s.batch * out, [&](Index first, Index count) {
+    for (Index channel = first; channel < first + count; ++channel) {
+      Packet<T> sums[9];
+      for (auto& sum : sums) sum = splat(T{0});
+      for (Index plane = channel; plane < s.batch * s.groups; plane += s.groups) {
+        // Each plane has sums of its own: shorter sums have smaller rounding errors.
+        Packet<T> own[9];
+        for (auto& sum : own) sum = splat(T{0});
+        add_3x3_sums(s, x + plane * in, dy + plane * out, own);
+        for (Index t = 0; t < 9; ++t) sums[t] = padd(sums[t], own[t]);
+      }
+      for (Index t = 0; t < 9; ++t) {
+        T& to = dweight[channel * 9 + t];
+        to = (accumulate ? to : T{0}) + Sum<T>::fold(sums[t]);
+      }
+    }
+  });
+}
+
+/// A convolution of dy with the flipped kernel.
+template <class T>
+void depthwise_3x3_backward_input(const Conv2dShape& s, const T* weight, const T* dy, T* dx, bool accumulate) {
+  Conv2dShape back = s;
+  back.height = s.out_height();
+  back.width = s.out_width();
+  back.padding_h = 2 * s.dilation_h - s.padding_h;
+  back.padding_w = 2 * s.dilation_w - s.padding_w;
+  const Index in = s.height * s.width, out = back.height * back.width;
+  for_planes(s.batch * s.groups, 9 * in, [&](Index first, Index count) {
+    for (Index plane = first; plane < first + count; ++plane) {
+      T flipped[9];
+      std::reverse_copy(weight + plane % s.groups * 9, weight + plane % s.groups * 9 + 9, flipped);
+      convolve_3x3(back, dy + plane * out, flipped, T{0}, dx + plane * in, accumulate);
+    }
+  });
+}
+
+}  // namespace chorus::kernels::detail
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_DEPTHWISE_3X3_HPP
 
 // <chorus/kernels/cpu/input_raster.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_INPUT_RASTER_HPP
@@ -33638,15 +33865,11 @@ InputRaster<T> plane_raster(const Conv2dShape& s) {
   return raster;
 }
 
-/// Calls f(first, count) for ranges of `planes`, with `work` products each.
-template <class F>
-void for_planes(Index planes, Index work, const F& f) {
-  parallel_ranges(planes, 1, 4 * thread_elements / std::max<Index>(1, work) + 1, f, 16);
-}
-
 template <class T>
 void depthwise_forward(Cpu device, const Conv2dShape& s, const T* x, const T* weight, const T* bias, T* y) {
   const Index out_h = s.out_height(), out_w = s.out_width(), out = out_h * out_w, taps = s.kernel_h * s.kernel_w;
+  if constexpr (LaneRange<T>::available)
+    if (suits_depthwise_3x3(s)) return depthwise_3x3_forward(s, x, weight, bias, y);
   const InputRaster<T> raster = plane_raster<T>(s);
   const ThreadScratch<T> xs(device, raster.size());
   for_planes(s.batch * s.groups, out * taps, [&](Index first, Index count) {
@@ -33659,6 +33882,7 @@ void depthwise_forward(Cpu device, const Conv2dShape& s, const T* x, const T* we
       all.take_weights(weight + channel * taps);
       raster.fill(x + plane * s.height * s.width, 1, xs.data());
       for_row_blocks(out_h, [&](Index i, auto rows) {
+        fetch_ahead(x + ((plane + 1) * s.height + i * s.stride_h) * s.width, rows * s.stride_h * s.width);
         depthwise_rows(rows, out_w, all, xs.data() + i * raster.pitch, raster.pitch,
                        bias == nullptr ? T{0} : bias[channel], y + plane * out + i * out_w, out_w, false);
       });
@@ -33667,14 +33891,15 @@ void depthwise_forward(Cpu device, const Conv2dShape& s, const T* x, const T* we
 }
 
 /// sums[t] += sum over the pixels of dy * raster[offsets[t] + the pixel's position]. If `taps` is a constant, the sums
-/// stay in registers.
+/// stay in registers. For each row `ahead` numbers from `next` are fetched.
 template <class T, class Taps>
 void depthwise_sums(Index rows, Index columns, Taps taps, const T* dy, const Index* offsets, const T* raster,
-                    Index pitch, T* sums) {
+                    Index pitch, T* sums, const T* next, Index ahead) {
   constexpr bool constant = !std::is_same_v<Taps, Index>;
   Packet<T> all[most_depthwise_taps];
   for (Index t = 0; t < taps; ++t) all[t] = splat(T{0});
   const auto add_rows = [&](Index i, auto block) {
+    fetch_ahead(next + i * ahead, block * ahead);
     for_packets<T>(columns, [&](Index j, auto count) {
       Packet<T> gradients[block()];
       for (Index r = 0; r < block; ++r) gradients[r] = load(dy + (i + r) * columns + j, count);
@@ -33694,6 +33919,8 @@ void depthwise_sums(Index rows, Index columns, Taps taps, const T* dy, const Ind
 template <class T>
 void depthwise_backward_weight(Cpu device, const Conv2dShape& s, const T* x, const T* dy, T* dweight, bool accumulate) {
   const Index out_h = s.out_height(), out_w = s.out_width(), out = out_h * out_w, taps = s.kernel_h * s.kernel_w;
+  if constexpr (LaneRange<T>::available)
+    if (suits_depthwise_3x3(s)) return depthwise_3x3_backward_weight(s, x, dy, dweight, accumulate);
   const InputRaster<T> raster = plane_raster<T>(s);
   Index offsets[most_depthwise_taps];
   raster.offsets(offsets);
@@ -33705,17 +33932,30 @@ void depthwise_backward_weight(Cpu device, const Conv2dShape& s, const T* x, con
         const Index plane = n * s.groups + channel;
         raster.fill(x + plane * s.height * s.width, 1, xs.data());
         const auto add = [&](auto k) {
-          depthwise_sums(out_h, out_w, k, dy + plane * out, offsets, xs.data(), raster.pitch, dweight + channel * taps);
+          depthwise_sums(out_h, out_w, k, dy + plane * out, offsets, xs.data(), raster.pitch, dweight + channel * taps,
+                         x + (plane + s.groups) * s.height * s.width, s.stride_h * s.width);
         };
         taps == 9 ? add(std::integral_constant<Index, 9>{}) : add(taps);
       }
   });
 }
 
+/// to[j] = first[j / 2] for even j < n and second[j / 2] for odd j, or +=.
+template <class T>
+void put_by_turns(const T* first, const T* second, Index n, T* to, bool accumulate) {
+  for (Index j = 0; j < n / 2; ++j) {
+    to[2 * j] = first[j] + (accumulate ? to[2 * j] : T{0});
+    to[2 * j + 1] = second[j] + (accumulate ? to[2 * j + 1] : T{0});
+  }
+  if (n % 2 == 1) to[n - 1] = first[n / 2] + (accumulate ? to[n - 1] : T{0});
+}
+
 /// Computes dx phase by phase: all pixels of a phase use the same taps, at the same offsets in dy's raster.
 template <class T>
 void depthwise_backward_input(Cpu device, const Conv2dShape& s, const T* weight, const T* dy, T* dx, bool accumulate) {
   const Index out = s.out_height() * s.out_width(), taps = s.kernel_h * s.kernel_w;
+  if constexpr (LaneRange<T>::available)
+    if (suits_depthwise_3x3(s)) return depthwise_3x3_backward_input(s, weight, dy, dx, accumulate);
   const GradientRaster<T> raster(s);
   const Index columns = raster.phase_columns(), line = columns + lanes<T>;
   const ThreadScratch<T> ys(device, raster.rows * raster.pitch + raster.slack),
@@ -33741,13 +33981,21 @@ void depthwise_backward_input(Cpu device, const Conv2dShape& s, const T* weight,
       for (Index phase = 0; phase < s.stride_w; ++phase)
         depthwise_rows(block, columns, met[phase], from, raster.pitch, T{0},
                        lines.data() + phase * depthwise_block * line, line, false);
-      for (Index r = 0; r < block; ++r)
+      for (Index r = 0; r < block; ++r) {
+        const auto of_phase = [&](Index phase) { return lines.data() + (phase * depthwise_block + r) * line; };
+        if (s.stride_w == 2) {
+          const Index first = s.padding_w % 2;  // the phase of column 0
+          fetch_ahead<true>(row(i + r) + block * s.stride_h * s.width, s.stride_h * s.width);
+          put_by_turns(of_phase(first), of_phase(1 - first) + first, s.width, row(i + r), accumulate);
+          continue;
+        }
         for (Index phase = 0; phase < s.stride_w; ++phase) {
           const Axis axis = raster.horizontal(s, phase);
           const Index left_most = axis.begin(columns), n = axis.end(columns) - left_most;
-          put_strided(lines.data() + (phase * depthwise_block + r) * line + left_most, n,
-                      row(i + r) + left_most * s.stride_w + axis.origin, s.stride_w, accumulate);
+          put_strided(of_phase(phase) + left_most, n, row(i + r) + left_most * s.stride_w + axis.origin, s.stride_w,
+                      accumulate);
         }
+      }
     });
   };
   for_planes(s.batch * s.groups, out * taps, [&](Index first, Index count) {
@@ -65979,6 +66227,7 @@ struct LstmResult {
   State hidden, cell;
   auto fields() { return std::tie(output, hidden, cell); }
 };
+
 namespace detail {
 
 /// Whether a kernel exists: on the CPU, in float and double, without gradients of gradients.
@@ -66208,7 +66457,8 @@ State output_of(const Tensor<bool, 3, D>& real, Index t, const State& state) {
 /// `lstm` for x: [time, batch, features], with the same outputs.
 template <Operand X, Operand W, Operand B, Operand H, Operand C>
 auto lstm_by_time(const X& x, const W& weight_ih, const W& weight_hh, const B& bias_ih, const B& bias_hh, const H& h0,
-                  const C& c0, bool reverse, const Tensor<std::int64_t, 1, typename tensor_of<X>::device_type>& lengths) {
+                  const C& c0, bool reverse,
+                  const Tensor<std::int64_t, 1, typename tensor_of<X>::device_type>& lengths) {
   check_recurrent("lstm", x, 0, weight_ih, weight_hh, 4);
   check_state("lstm", x, weight_hh, h0);
   check_state("lstm", x, weight_hh, c0);
@@ -66279,7 +66529,8 @@ auto lstm(const X& x, const W& weight_ih, const W& weight_hh, const B& bias_ih, 
           const C& c0, bool reverse = false,
           const Tensor<std::int64_t, 1, typename tensor_of<X>::device_type>& lengths = {}) {
   detail::check_recurrent("lstm", x, 1, weight_ih, weight_hh, 4);
-  auto made = detail::lstm_by_time(transpose(x, 0, 1), weight_ih, weight_hh, bias_ih, bias_hh, h0, c0, reverse, lengths);
+  auto made =
+      detail::lstm_by_time(transpose(x, 0, 1), weight_ih, weight_hh, bias_ih, bias_hh, h0, c0, reverse, lengths);
   made.output = transpose(made.output, 0, 1);
   return made;
 }
