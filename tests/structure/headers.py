@@ -20,7 +20,7 @@ STANDARD = {
     "algorithm": "adjacent_find all_of any_of binary_search clamp copy copy_n count count_if equal fill fill_n find "
                  "find_if for_each is_sorted is_sorted_until lower_bound make_heap max max_element min min_element minmax "
                  "minmax_element none_of nth_element partial_sort partition_point pop_heap push_heap ranges replace "
-                 "reverse sort sort_heap stable_partition stable_sort transform unique upper_bound",
+                 "reverse reverse_copy sort sort_heap stable_partition stable_sort transform unique upper_bound",
     "any": "any any_cast",
     "array": "array to_array",
     "atomic": "atomic atomic_ref atomic_thread_fence memory_order_acq_rel memory_order_acquire memory_order_relaxed "
