@@ -135,7 +135,7 @@ void for_parts_of_product(Index m, Index n, Index k, const F& multiply) {
   const Index least = std::max<Index>(by_rows ? 4 * unit : unit, 500'000 / line);
   const Index most = size * line > (Index{1} << 26) ? 4 : 1;
   const auto part = [&](Index first, Index count) {
-    by_rows ? multiply(first, count, Index{0}, n) : multiply(Index{0}, m, first, count);
+    multiply(by_rows ? first : 0, by_rows ? count : m, by_rows ? 0 : first, by_rows ? n : count);
   };
   parallel_ranges(size, unit, least, part, most);
 }
