@@ -16059,7 +16059,7 @@ namespace chorus::kernels {
 template <Scalar T>
 void fill(Cpu, Index count, T* x, T value) {
   if constexpr (std::floating_point<T>)
-    for_packets<T>(count, [=](Index i, auto n) { store(x + i, splat(value), n); });
+    parallel_packets<T>(count, [=](Index i, auto n) { store(x + i, splat(value), n); });
   else
     std::fill_n(x, count, value);
 }
@@ -39835,6 +39835,18 @@ void gemm(Cpu, Trans ta, Trans tb, Index m, Index n, Index k, const T* a, Index 
                        b + j * (tb == Trans::no ? 1 : ldb), ldb, c + i * ldc + j, ldc, accumulate,
                        bias_n == nullptr ? nullptr : bias_n + j);
   });
+}
+
+template <Real T>
+void gemm_stack(Cpu device, const GemmStack& stack, Trans ta, Trans tb, Index m, Index n, Index k, const T* a,
+                Index lda, const T* b, Index ldb, T* c, Index ldc, bool accumulate) {
+  const auto multiply = [&](Index first, Index count) {
+    for (Index i = first; i < first + count; ++i)
+      gemm(device, ta, tb, m, n, k, a + i * stack.a, lda, b + i * stack.b, ldb, c + i * stack.c, ldc, accumulate);
+  };
+  // Threads share the matrices, or, if there are few, each of them.
+  if (stack.count < num_threads()) return multiply(0, stack.count);
+  parallel_ranges(stack.count, 1, 500'000 / std::max<Index>(1, m * n * k) + 1, multiply);
 }
 
 }  // namespace chorus::kernels

@@ -3483,7 +3483,7 @@ namespace chorus::kernels {
 template <Scalar T>
 void fill(Cpu, Index count, T* x, T value) {
   if constexpr (std::floating_point<T>)
-    for_packets<T>(count, [=](Index i, auto n) { store(x + i, splat(value), n); });
+    parallel_packets<T>(count, [=](Index i, auto n) { store(x + i, splat(value), n); });
   else
     std::fill_n(x, count, value);
 }
@@ -8006,7 +8006,7 @@ template <Scalar T, int Rank, Device D>
 Tensor<T, Rank, D> clone(const Tensor<T, Rank, D>& x) {
   if (!x.defined()) return x;
   auto out = Tensor<T, Rank, D>::empty(x.shape(), x.device());
-  if (x.is_contiguous())
+  if (x.is_contiguous() && !std::is_same_v<D, Cpu>)
     copy_bytes(x.device(), out.data(), x.device(), x.data(), x.bytes());
   else
     kernels::copy_strided(x.device(), x.shape(), x.data(), x.strides(), out.data());
@@ -32495,10 +32495,7 @@ void gemm(Cpu device, Trans ta, Trans tb, Index m, Index n, Index k, const T* a,
 /// The same for each matrix of a stack.
 template <Real T>
 void gemm_stack(Cpu device, const GemmStack& stack, Trans ta, Trans tb, Index m, Index n, Index k, const T* a,
-                Index lda, const T* b, Index ldb, T* c, Index ldc, bool accumulate) {
-  for (Index i = 0; i < stack.count; ++i)
-    gemm(device, ta, tb, m, n, k, a + i * stack.a, lda, b + i * stack.b, ldb, c + i * stack.c, ldc, accumulate);
-}
+                Index lda, const T* b, Index ldb, T* c, Index ldc, bool accumulate);
 
 }  // namespace chorus::kernels
 
@@ -33149,6 +33146,18 @@ void gemm(Cpu, Trans ta, Trans tb, Index m, Index n, Index k, const T* a, Index 
                        b + j * (tb == Trans::no ? 1 : ldb), ldb, c + i * ldc + j, ldc, accumulate,
                        bias_n == nullptr ? nullptr : bias_n + j);
   });
+}
+
+template <Real T>
+void gemm_stack(Cpu device, const GemmStack& stack, Trans ta, Trans tb, Index m, Index n, Index k, const T* a,
+                Index lda, const T* b, Index ldb, T* c, Index ldc, bool accumulate) {
+  const auto multiply = [&](Index first, Index count) {
+    for (Index i = first; i < first + count; ++i)
+      gemm(device, ta, tb, m, n, k, a + i * stack.a, lda, b + i * stack.b, ldb, c + i * stack.c, ldc, accumulate);
+  };
+  // Threads share the matrices, or, if there are few, each of them.
+  if (stack.count < num_threads()) return multiply(0, stack.count);
+  parallel_ranges(stack.count, 1, 500'000 / std::max<Index>(1, m * n * k) + 1, multiply);
 }
 
 }  // namespace chorus::kernels
@@ -36920,10 +36929,9 @@ template <class T>
 void gather_backward(Cpu, AxisShape whole, Index count, const std::int64_t* index, const T* dy, T* dx,
                      bool accumulate) {
   const Index line = whole.axis * whole.inner;
-  detail::for_outer(whole.outer, std::max(line, count * whole.inner), [=](Index o, Index) {
-    const Index pick = o * count * whole.inner;
+  if (!accumulate) fill(Cpu{}, whole.outer * line, dx, T{0});
+  detail::for_outer(whole.outer, count * whole.inner, [=](Index o, Index pick) {
     T* to = dx + o * line;
-    if (!accumulate) std::fill_n(to, line, T{0});
     detail::for_picks(count, whole.inner, index + pick,
                       [from = dy + pick, to](Index i, Index at) { to[at] += from[i]; });
   });
@@ -38426,10 +38434,7 @@ void gemm(Cpu device, Trans ta, Trans tb, Index m, Index n, Index k, const T* a,
 /// The same for each matrix of a stack.
 template <Real T>
 void gemm_stack(Cpu device, const GemmStack& stack, Trans ta, Trans tb, Index m, Index n, Index k, const T* a,
-                Index lda, const T* b, Index ldb, T* c, Index ldc, bool accumulate) {
-  for (Index i = 0; i < stack.count; ++i)
-    gemm(device, ta, tb, m, n, k, a + i * stack.a, lda, b + i * stack.b, ldb, c + i * stack.c, ldc, accumulate);
-}
+                Index lda, const T* b, Index ldb, T* c, Index ldc, bool accumulate);
 
 }  // namespace chorus::kernels
 
@@ -64818,6 +64823,7 @@ struct Floating {
       erased(&axpy<T>),
       erased(&scale<T>),
       erased(&gemm<T>),
+      erased(&gemm_stack<T>),
       erased(&linear_of_few_rows<T>),
       erased(&lstm_forward<T>),
       erased(&lstm_backward<T>),
@@ -64929,7 +64935,7 @@ struct Narrower {
   static inline const Erased table[] = {
       erased(&axpy<T>),           erased(&scale<T>),   erased(&cumsum<T>),        erased(&cumprod<T>),
       erased(&convert<T, Other>), erased(&gemm<T, T>), erased(&convert<bool, T>), erased(&convert<std::int64_t, T>),
-      erased(&gemm<T, float>)};
+      erased(&gemm<T, float>),    erased(&gemm_stack<T>)};
 };
 template struct Narrower<bf16, half>;
 template struct Narrower<half, bf16>;

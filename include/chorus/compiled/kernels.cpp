@@ -33,6 +33,7 @@ struct Floating {
       erased(&axpy<T>),
       erased(&scale<T>),
       erased(&gemm<T>),
+      erased(&gemm_stack<T>),
       erased(&linear_of_few_rows<T>),
       erased(&lstm_forward<T>),
       erased(&lstm_backward<T>),
@@ -144,7 +145,7 @@ struct Narrower {
   static inline const Erased table[] = {
       erased(&axpy<T>),           erased(&scale<T>),   erased(&cumsum<T>),        erased(&cumprod<T>),
       erased(&convert<T, Other>), erased(&gemm<T, T>), erased(&convert<bool, T>), erased(&convert<std::int64_t, T>),
-      erased(&gemm<T, float>)};
+      erased(&gemm<T, float>),    erased(&gemm_stack<T>)};
 };
 template struct Narrower<bf16, half>;
 template struct Narrower<half, bf16>;

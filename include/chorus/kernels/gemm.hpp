@@ -29,10 +29,7 @@ void gemm(Cpu device, Trans ta, Trans tb, Index m, Index n, Index k, const T* a,
 /// The same for each matrix of a stack.
 template <Real T>
 void gemm_stack(Cpu device, const GemmStack& stack, Trans ta, Trans tb, Index m, Index n, Index k, const T* a,
-                Index lda, const T* b, Index ldb, T* c, Index ldc, bool accumulate) {
-  for (Index i = 0; i < stack.count; ++i)
-    gemm(device, ta, tb, m, n, k, a + i * stack.a, lda, b + i * stack.b, ldb, c + i * stack.c, ldc, accumulate);
-}
+                Index lda, const T* b, Index ldb, T* c, Index ldc, bool accumulate);
 
 }  // namespace chorus::kernels
 

@@ -20,7 +20,7 @@ namespace chorus::kernels {
 template <Scalar T>
 void fill(Cpu, Index count, T* x, T value) {
   if constexpr (std::floating_point<T>)
-    for_packets<T>(count, [=](Index i, auto n) { store(x + i, splat(value), n); });
+    parallel_packets<T>(count, [=](Index i, auto n) { store(x + i, splat(value), n); });
   else
     std::fill_n(x, count, value);
 }

@@ -152,6 +152,18 @@ void gemm(Cpu, Trans ta, Trans tb, Index m, Index n, Index k, const T* a, Index 
   });
 }
 
+template <Real T>
+void gemm_stack(Cpu device, const GemmStack& stack, Trans ta, Trans tb, Index m, Index n, Index k, const T* a,
+                Index lda, const T* b, Index ldb, T* c, Index ldc, bool accumulate) {
+  const auto multiply = [&](Index first, Index count) {
+    for (Index i = first; i < first + count; ++i)
+      gemm(device, ta, tb, m, n, k, a + i * stack.a, lda, b + i * stack.b, ldb, c + i * stack.c, ldc, accumulate);
+  };
+  // Threads share the matrices, or, if there are few, each of them.
+  if (stack.count < num_threads()) return multiply(0, stack.count);
+  parallel_ranges(stack.count, 1, 500'000 / std::max<Index>(1, m * n * k) + 1, multiply);
+}
+
 }  // namespace chorus::kernels
 
 #include <chorus/kernels/cpu/gemm_bf16.hpp>

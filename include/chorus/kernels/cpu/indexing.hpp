@@ -104,10 +104,9 @@ template <class T>
 void gather_backward(Cpu, AxisShape whole, Index count, const std::int64_t* index, const T* dy, T* dx,
                      bool accumulate) {
   const Index line = whole.axis * whole.inner;
-  detail::for_outer(whole.outer, std::max(line, count * whole.inner), [=](Index o, Index) {
-    const Index pick = o * count * whole.inner;
+  if (!accumulate) fill(Cpu{}, whole.outer * line, dx, T{0});
+  detail::for_outer(whole.outer, count * whole.inner, [=](Index o, Index pick) {
     T* to = dx + o * line;
-    if (!accumulate) std::fill_n(to, line, T{0});
     detail::for_picks(count, whole.inner, index + pick,
                       [from = dy + pick, to](Index i, Index at) { to[at] += from[i]; });
   });
