@@ -12,6 +12,7 @@
 #include <chorus/kernels/group_norm.hpp>
 #include <chorus/kernels/indexing.hpp>
 #include <chorus/kernels/layer_norm.hpp>
+#include <chorus/kernels/lstm.hpp>
 #include <chorus/kernels/optimizer.hpp>
 #include <chorus/kernels/square_sum.hpp>
 #include <chorus/kernels/pointwise.hpp>
@@ -54,6 +55,31 @@ TEST_CASE("matrix products give the same bits on any number of threads") {
           return c;
         });
       }
+}
+
+TEST_CASE("stacks of products and LSTMs give the same bits on any number of threads") {
+  const auto a = numbers<float>(300 * 16 * 20, 1), b = numbers<float>(300 * 20 * 17, 2);
+  for (const Index count : {2, 300})
+    check_same([&] {
+      auto c = zeros(300 * 16 * 17);
+      kernels::gemm_stack(Cpu{}, {count, 16 * 20, 20 * 17, 16 * 17}, Trans::no, Trans::no, 16, 17, 20, a.data(), 20,
+                          b.data(), 17, c.data(), 17, false);
+      return c;
+    });
+  const Index rows = 40 * 128;
+  const kernels::LstmSteps steps{3, 40, 128};
+  const auto weight = numbers<float>(4 * 128 * 128, 3, -0.1, 0.1), input = numbers<float>(3 * 4 * rows, 4);
+  const auto gradients = numbers<float>(4 * rows, 5);
+  check_same([&] {
+    auto gates = input, states = zeros(4 * rows), cells = zeros(4 * rows);
+    kernels::lstm_forward(Cpu{}, steps, weight.data(), gates.data(), states.data(), cells.data(), true);
+    auto dgates = zeros(3 * 4 * rows), dh = zeros(rows), dc = zeros(rows), dweight = zeros(4 * 128 * 128);
+    kernels::lstm_backward(Cpu{}, steps, weight.data(), gates.data(), states.data(), cells.data(), gradients.data(),
+                           dh.data(), dc.data(), dgates.data(), dweight.data(), false);
+    for (const auto* more : {&gates, &cells, &dgates, &dh, &dc, &dweight})
+      states.insert(states.end(), more->begin(), more->end());
+    return states;
+  });
 }
 
 TEST_CASE("normalisation and pooling give the same bits on any number of threads") {
