@@ -102,4 +102,18 @@ TEST_CASE("the entry that stands for padding gets no gradient") {
   CHECK_THROWS_AS(ch::embedding(weight, index, 3), ch::UsageError);
 }
 
+TEST_CASE("rows of any width are resampled in whole and partial packets") {
+  for (Index width = 1; width < 80; ++width) {
+    auto x = ch::Tensor<float, 4>::empty({1, 1, 3, width});
+    for (Index i = 0; i < x.numel(); ++i) x.data()[i] = static_cast<float>(i * i % 61);
+    const auto y = ch::adaptive_avg_pool2d(x, {2, width});  // the means of rows 0 and 1, and of 1 and 2
+    bool same = true;
+    for (Index row = 0; row < 2; ++row)
+      for (Index j = 0; j < width; ++j)
+        same = same && y(0, 0, row, j) == (x(0, 0, row, j) + x(0, 0, row + 1, j)) / 2;
+    INFO(width);
+    CHECK(same);
+  }
+}
+
 }  // namespace more_shapes_test
