@@ -8006,7 +8006,7 @@ template <Scalar T, int Rank, Device D>
 Tensor<T, Rank, D> clone(const Tensor<T, Rank, D>& x) {
   if (!x.defined()) return x;
   auto out = Tensor<T, Rank, D>::empty(x.shape(), x.device());
-  if (x.is_contiguous() && !std::is_same_v<D, Cpu>)
+  if (x.is_contiguous() && !std::is_same_v<D, Cpu>)  // on the CPU threads share the kernel's copy
     copy_bytes(x.device(), out.data(), x.device(), x.data(), x.bytes());
   else
     kernels::copy_strided(x.device(), x.shape(), x.data(), x.strides(), out.data());
@@ -34251,7 +34251,7 @@ void direct_backward_weight(Cpu device, const Conv2dShape& s, const T* x, const 
 
 /// Phases of dx (see conv2d_backward_input) that read the same pixels of dy.
 struct EqualPhases {
-  Index top, bottom, left, right;   ///< of the phases' pixels, in all pixels of a phase
+  Index top, bottom, left, right;     ///< of the phases' pixels, in all pixels of a phase
   ScratchVector<Index> offsets;       ///< of the taps, in dy
   ScratchVector<Index> phases, taps;  ///< `taps`: [phases, offsets]
 
@@ -41228,24 +41228,20 @@ void mix_packets(const AxisTaps<T>& rows, Index row, const T* from, Index width,
   for (int p = 0; p + 1 < Packets; ++p) store(to + p * w, sums[p], Whole<T>{}, accumulate);
   store(to + (Packets - 1) * w, sums[Packets - 1], last, accumulate);
 }
+/// The same for any `count` of numbers up to `Most` packets.
+template <int Most, class T>
+void mix_rest(const AxisTaps<T>& rows, Index row, const T* from, Index width, T* to, Index count, bool accumulate) {
+  constexpr Index before = (Most - 1) * lanes<T>;
+  if (count > before) return mix_packets<Most>(rows, row, from, width, to, count - before, accumulate);
+  if constexpr (Most > 1) mix_rest<Most - 1>(rows, row, from, width, to, count, accumulate);
+}
 /// to[j] = the weighted sum over the row's taps, for rows of `width` numbers, or +=.
 template <class T>
 void mix_rows(const AxisTaps<T>& rows, Index row, const T* from, Index width, T* to, bool accumulate) {
   constexpr Index w = lanes<T>;
   Index j = 0;
   for (; j + 4 * w <= width; j += 4 * w) mix_packets<4>(rows, row, from + j, width, to + j, Whole<T>{}, accumulate);
-  const Index left = width - j;
-  const auto mix = [&](auto packets) {
-    mix_packets<packets()>(rows, row, from + j, width, to + j, left - (packets() - 1) * w, accumulate);
-  };
-  if (left > 3 * w)
-    mix(std::integral_constant<int, 4>{});
-  else if (left > 2 * w)
-    mix(std::integral_constant<int, 3>{});
-  else if (left > w)
-    mix(std::integral_constant<int, 2>{});
-  else if (left > 0)
-    mix(std::integral_constant<int, 1>{});
+  mix_rest<4>(rows, row, from + j, width, to + j, width - j, accumulate);
 }
 
 /// Resamples one row along its columns.
@@ -64426,12 +64422,8 @@ class PackedMatrix {
       : depth_(k), columns_(round_up(n, width)), panels_(device, depth_ * columns_) {
     for_panels([&](Index j) {
       for_pieces(k, gemm_depth, [&](Index p, Index depth) {
-        const Index columns = std::min(width, n - j);
-        T* const to = panels_.data() + j * k + p * width;
-        if (tb == Trans::no)
-          pack_rows(depth, columns, b + p * ldb + j, ldb, to);
-        else
-          pack_columns(depth, columns, b + j * ldb + p, ldb, to);
+        pack_panel(tb, depth, std::min(width, n - j), tb == Trans::no ? b + p * ldb + j : b + j * ldb + p, ldb,
+                   panels_.data() + j * k + p * width);
       });
     });
   }

@@ -12,7 +12,7 @@ template <Scalar T, int Rank, Device D>
 Tensor<T, Rank, D> clone(const Tensor<T, Rank, D>& x) {
   if (!x.defined()) return x;
   auto out = Tensor<T, Rank, D>::empty(x.shape(), x.device());
-  if (x.is_contiguous() && !std::is_same_v<D, Cpu>)
+  if (x.is_contiguous() && !std::is_same_v<D, Cpu>)  // on the CPU threads share the kernel's copy
     copy_bytes(x.device(), out.data(), x.device(), x.data(), x.bytes());
   else
     kernels::copy_strided(x.device(), x.shape(), x.data(), x.strides(), out.data());

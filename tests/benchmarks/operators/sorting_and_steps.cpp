@@ -1,8 +1,8 @@
 /// Scattering, sorting, optimizer steps.
-#include <chorus/optim/adagrad.hpp>
-#include <chorus/optim/rmsprop.hpp>
 #include <chorus/ops/scatter.hpp>
 #include <chorus/ops/sort.hpp>
+#include <chorus/optim/adagrad.hpp>
+#include <chorus/optim/rmsprop.hpp>
 #include <chorus/parallel/single_device.hpp>
 
 #include "cases.hpp"

@@ -199,7 +199,7 @@ void direct_backward_weight(Cpu device, const Conv2dShape& s, const T* x, const 
 
 /// Phases of dx (see conv2d_backward_input) that read the same pixels of dy.
 struct EqualPhases {
-  Index top, bottom, left, right;   ///< of the phases' pixels, in all pixels of a phase
+  Index top, bottom, left, right;     ///< of the phases' pixels, in all pixels of a phase
   ScratchVector<Index> offsets;       ///< of the taps, in dy
   ScratchVector<Index> phases, taps;  ///< `taps`: [phases, offsets]
 

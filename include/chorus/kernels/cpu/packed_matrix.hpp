@@ -3,7 +3,7 @@
 
 #include <algorithm>
 #include <chorus/core/threads.hpp>
-#include <chorus/kernels/cpu/pack.hpp>
+#include <chorus/kernels/cpu/gemm.hpp>
 #include <chorus/kernels/cpu/scratch.hpp>
 #include <chorus/kernels/cpu/tile.hpp>
 #include <chorus/kernels/trans.hpp>
@@ -18,12 +18,8 @@ class PackedMatrix {
       : depth_(k), columns_(round_up(n, width)), panels_(device, depth_ * columns_) {
     for_panels([&](Index j) {
       for_pieces(k, gemm_depth, [&](Index p, Index depth) {
-        const Index columns = std::min(width, n - j);
-        T* const to = panels_.data() + j * k + p * width;
-        if (tb == Trans::no)
-          pack_rows(depth, columns, b + p * ldb + j, ldb, to);
-        else
-          pack_columns(depth, columns, b + j * ldb + p, ldb, to);
+        pack_panel(tb, depth, std::min(width, n - j), tb == Trans::no ? b + p * ldb + j : b + j * ldb + p, ldb,
+                   panels_.data() + j * k + p * width);
       });
     });
   }

@@ -4,7 +4,6 @@
 #include <chorus/kernels/cpu/packet.hpp>
 #include <chorus/kernels/cpu/scratch.hpp>
 #include <chorus/kernels/resample.hpp>
-#include <type_traits>
 
 namespace chorus::kernels {
 
@@ -24,24 +23,20 @@ void mix_packets(const AxisTaps<T>& rows, Index row, const T* from, Index width,
   for (int p = 0; p + 1 < Packets; ++p) store(to + p * w, sums[p], Whole<T>{}, accumulate);
   store(to + (Packets - 1) * w, sums[Packets - 1], last, accumulate);
 }
+/// The same for any `count` of numbers up to `Most` packets.
+template <int Most, class T>
+void mix_rest(const AxisTaps<T>& rows, Index row, const T* from, Index width, T* to, Index count, bool accumulate) {
+  constexpr Index before = (Most - 1) * lanes<T>;
+  if (count > before) return mix_packets<Most>(rows, row, from, width, to, count - before, accumulate);
+  if constexpr (Most > 1) mix_rest<Most - 1>(rows, row, from, width, to, count, accumulate);
+}
 /// to[j] = the weighted sum over the row's taps, for rows of `width` numbers, or +=.
 template <class T>
 void mix_rows(const AxisTaps<T>& rows, Index row, const T* from, Index width, T* to, bool accumulate) {
   constexpr Index w = lanes<T>;
   Index j = 0;
   for (; j + 4 * w <= width; j += 4 * w) mix_packets<4>(rows, row, from + j, width, to + j, Whole<T>{}, accumulate);
-  const Index left = width - j;
-  const auto mix = [&](auto packets) {
-    mix_packets<packets()>(rows, row, from + j, width, to + j, left - (packets() - 1) * w, accumulate);
-  };
-  if (left > 3 * w)
-    mix(std::integral_constant<int, 4>{});
-  else if (left > 2 * w)
-    mix(std::integral_constant<int, 3>{});
-  else if (left > w)
-    mix(std::integral_constant<int, 2>{});
-  else if (left > 0)
-    mix(std::integral_constant<int, 1>{});
+  mix_rest<4>(rows, row, from + j, width, to + j, width - j, accumulate);
 }
 
 /// Resamples one row along its columns.
